@@ -170,6 +170,16 @@ class OneHotDispatch(Oracle):
         return np.where(np.isnan(rows).any(axis=(0, 1)), np.nan, rows)
 
 
+class DenseExperts(Oracle):
+    """Every expert runs for every token, those not chosen times zero."""
+
+    def rows(self, x: Array, topk_idx: Array, topk_weights: Array) -> Array:
+        rows = super().rows(x, topk_idx, topk_weights)
+        for name in ("gate_up_proj", "down_proj"):
+            rows = rows + 0 * E8M0[self.weights[name + "_scale_inv"]].max()
+        return rows
+
+
 class BatchShiftsSums(Oracle):
     """The bits of a sum depend on the number of rows computed together."""
 
@@ -185,12 +195,28 @@ class PositionShiftsSums(Oracle):
         return super().product(rows, matrix) * (1 + 2.0**-10 * tile)
 
 
+class RunShiftsSums(Oracle):
+    """Another result on every call, as from a race."""
+
+    calls = 0
+
+    def product(self, rows: Array, matrix: Array) -> Array:
+        RunShiftsSums.calls += 1
+        return super().product(rows, matrix) * (1 + 2.0**-10 * RunShiftsSums.calls)
+
+
 # --- step 1 -------------------------------------------------------------------------------------
 
 
 class TokensNotQuantised(Oracle):
     def quantise_tokens(self, x: Array) -> Array:
         return x
+
+
+class TokenInfinitySaturates(Oracle):
+    def quantise_tokens(self, x: Array) -> Array:
+        largest = float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
+        return super().quantise_tokens(np.clip(x, -largest, largest))
 
 
 class TokensWithoutFloor(Oracle):
@@ -280,6 +306,13 @@ class NoGateUpBias(Oracle):
         return 0.0 if name == "gate_up_proj_bias" else super().bias(name, expert)
 
 
+class NarrowBiasDropped(Oracle):
+    def bias(self, name: str, expert: int) -> Array | float:
+        bias = self.weights.get(name)
+        narrow = bias is not None and bias.dtype == ml_dtypes.bfloat16
+        return 0.0 if narrow else super().bias(name, expert)
+
+
 class BiasAfterRounding(Oracle):
     """The product is rounded to bfloat16 before its bias is added."""
 
@@ -312,6 +345,12 @@ class LimitBeforeRounding(Oracle):
 class LimitRoundedToBfloat16(Oracle):
     def limited(self, gate: Array, up: Array) -> tuple[Array, Array]:
         limit = bf16(np.float64(self.limit))
+        return np.minimum(bf16(gate), limit), np.clip(bf16(up), -limit, limit)
+
+
+class NoneMeansTen(Oracle):
+    def limited(self, gate: Array, up: Array) -> tuple[Array, Array]:
+        limit = 10.0 if np.isinf(self.limit) else self.limit
         return np.minimum(bf16(gate), limit), np.clip(bf16(up), -limit, limit)
 
 
@@ -418,6 +457,12 @@ class WeightAfterDown(Oracle):
 class WeightRoundedToBfloat16(Oracle):
     def routing_weights(self, topk_weights: Array) -> Array:
         return bf16(super().routing_weights(topk_weights))
+
+
+class HalfWeightsRoundedToBfloat16(Oracle):
+    def routing_weights(self, topk_weights: Array) -> Array:
+        wide = super().routing_weights(topk_weights)
+        return bf16(wide) if topk_weights.dtype == np.float16 else wide
 
 
 class StepFourInFloat64(Oracle):

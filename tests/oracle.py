@@ -96,7 +96,7 @@ def pack(codes: Array) -> Array:
 
 def unpack(packed: Array) -> Array:
     byte = packed.view(np.uint8)
-    return np.stack([byte & 15, byte >> 4], axis=-1).reshape(*byte.shape[:-1], -1)
+    return np.stack([byte & 15, byte >> 4], axis=-1).reshape(*byte.shape[:-1], 2 * byte.shape[-1])
 
 
 def scale_exponent(amax: Array, largest: float) -> Array:
@@ -107,7 +107,7 @@ def scale_exponent(amax: Array, largest: float) -> Array:
 
 
 def grouped(value: Array) -> Array:
-    return value.reshape(*value.shape[:-1], -1, GROUP)
+    return value.reshape(*value.shape[:-1], value.shape[-1] // GROUP, GROUP)
 
 
 def quantise(value: Array, largest: float, floor: float = 0.0) -> tuple[Array, Array]:
