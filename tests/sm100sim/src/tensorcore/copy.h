@@ -36,7 +36,8 @@ int copy_lanes(CopyShape shape, int row, int lanes[4]);
 int copy_rows(CopyShape shape);
 int copy_chunks(CopyShape shape);  // 16-byte chunks a row
 
-// tcgen05.shift.down: 32-byte elements (8 columns) move one lane down in all lanes but the last.
+// tcgen05.shift.down: 8 columns of the 32 lanes from the address move by one lane, lane i+1 to lane i; the last keeps its value (and is
+// what tcgen05.cp.4x256b refreshes afterwards). The direction is read from that pairing: the text says only "downwards, except the last".
 Errors check_shift(uint32_t address);
 void run_shift(uint32_t address, int cta, TmemPort& tmem);
 

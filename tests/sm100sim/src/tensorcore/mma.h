@@ -21,14 +21,14 @@ struct MmaRequest {
   uint64_t a = 0;  // descriptor, or tensor-memory address when a_in_tmem
   uint64_t b = 0;  // descriptor
   uint32_t instruction = 0;
-  uint32_t scale_a_tmem = 0, scale_b_tmem = 0;  // block-scaled kinds
+  uint32_t scale_a_tmem = 0, scale_b_tmem = 0;  // block-scaled kinds; bits 31:23 are ignored (CuTe keeps the id there)
   bool enable_input_d = true;
-  int scale_input_d = 0;                            // D * 2^-n first; f16 and tf32 kinds
-  std::array<uint32_t, 8> disable_output_lane{};    // 4 words used with cta_group::1
+  int scale_input_d = 0;                          // D * 2^-n first; f16 and tf32 kinds
+  std::array<uint32_t, 8> disable_output_lane{};  // words 0-3: the (even) CTA, 4-7: the odd one
   Arithmetic arithmetic = Arithmetic::kModel;
 };
 
-// Where row m (of this CTA's part) and column n of D lie.
+// Where an element of D lies.
 struct DCell {
   int lane;    // 0..127
   int column;  // relative to the address
@@ -44,10 +44,10 @@ class Mma {
   int ctas() const { return request_.context.cta_group; }
   uint64_t multiply_adds() const;
 
-  // Everything the operation reads and writes.
+  // Everything the operation reads and writes, of all CTAs of the group.
   void footprint(std::vector<SharedRange>* shared, std::vector<TmemRect>* tmem) const;
 
-  // Reads A, B and the scale factors of all CTAs of the group.
+  // Reads A, B and the scale factors.
   void fetch(SharedPort& shared, TmemPort& tmem);
   // D = A * B (+ D): reads and writes the accumulator. After fetch().
   void accumulate(TmemPort& tmem);
@@ -57,18 +57,27 @@ class Mma {
   DCell d_cell(int row, int column) const;
 
  private:
-  void accumulate_cta(int cta, TmemPort& tmem);
-  std::vector<int> a_lanes() const;
-  OperandShape a_shape() const;
-  OperandShape b_shape() const;
+  int segments() const;  // parts of N that lie in different lanes: 1, 2 (64 rows) or 4 (32 rows)
+  int columns_per_segment() const { return descriptor_.n / segments(); }
+  bool half_lanes() const;
+  void check_addresses();
+  OperandShape shape_a() const;
+  OperandShape shape_b() const;
+  void fetch_scale_factors(int cta, TmemPort& tmem);
+  void accumulate_row(int cta, int physical_row, TmemPort& tmem);
+
+  struct PartitionScales {
+    Scales a, b;
+    std::vector<uint8_t> b_special;  // of B and of its scales
+  };
 
   MmaRequest request_;
   InstructionDescriptor descriptor_;
   MatrixDescriptor a_descriptor_, b_descriptor_;
   Errors errors_;
-  std::array<Operand, 2> a_;  // per CTA; M=128 pairs hold 128 rows: lanes 0-63 for the first half of N, 64-127 for the second
-  Operand b_;                 // all N rows
-  std::array<Scales, 2> scale_a_, scale_b_;
+  std::array<Operand, 2> a_;  // per CTA: its rows, or one row a lane when A lies in tensor memory
+  Operand b_;                 // all columns, of both CTAs
+  std::array<std::array<PartitionScales, 4>, 2> scales_;  // per CTA and 32-lane partition
 };
 
 }  // namespace sm100sim::tensorcore

@@ -1,5 +1,5 @@
 // Scale factors in tensor memory: which byte of which word scales row m of A, or column n of B, in K block j (PTX ISA "Block scaling";
-// CuTe tmem_sf_frg). Copies must stand in every 32-lane partition that uses them; each partition reads its own.
+// CuTe tmem_sf_frg). A copy must stand in every 32-lane partition; each partition's datapath reads its own.
 #pragma once
 
 #include <cstdint>
@@ -11,24 +11,28 @@
 namespace sm100sim::tensorcore {
 
 struct ScaleCell {
-  int lane;    // within the first partition that reads it
+  int lane;
   int column;  // relative to the address
   int byte;
 };
 
-// 32-lane partition `partition` (0..3) reads the scale of row `row` here. `halves`: SFB with M = 128 on a pair, where partitions 0-1 hold
-// the first half of the columns and 2-3 the second.
-ScaleCell scale_cell(int row, int block, int id, int scales_per_row, int partition, bool halves, int rows_total);
+// Where 32-lane partition `partition` reads the scale of row `row` (counted from the first row that this partition's half holds) in block
+// `block` of the instruction's K. `id` is SFA_ID or SFB_ID: a byte offset for one scale a row, a half word for two, 0 for four.
+ScaleCell scale_cell(int row, int block, int id, int partition);
 
 struct Scales {
-  int rows = 0, count = 0;         // `count` scales a row
-  std::vector<double> value;       // [count][rows]
-  std::vector<int16_t> exponent;   // [count][rows]
-  std::vector<uint8_t> poisoned;   // per row
+  int rows = 0, count = 0;        // `count` scales a row
+  int stride = 0;                 // rows, padded
+  std::vector<double> value;      // [count][stride]
+  std::vector<int16_t> exponent;  // [count][stride], zeros and NaN: 0
+  std::vector<uint8_t> special;   // per row: NaN
+  std::vector<uint8_t> poisoned;  // per row
 };
 
-// Reads rows of one CTA for one partition.
-void fetch_scales(uint32_t address, numerics::Format format, int rows, int id, int count, int partition, bool halves, int cta,
-                  TmemPort& port, Scales* out);
+Scales fetch_scales(uint32_t address, numerics::Format format, int rows, int stride, int id, int count, int partition, int cta,
+                    TmemPort& port);
+
+// Columns that the scales of `rows` rows span.
+constexpr int scale_columns(int rows) { return (rows + 31) / 32; }
 
 }  // namespace sm100sim::tensorcore

@@ -20,7 +20,7 @@ struct Object {
   uint32_t dim_minus_1[5];
   uint16_t box[5];
   uint8_t element_stride[5];
-  uint8_t padding[39];
+  uint8_t padding[35];
   uint16_t check;
 };
 static_assert(sizeof(Object) == 128);
@@ -33,7 +33,6 @@ uint16_t checksum(const Object& object) {
 }
 
 bool padded(ElementType type) { return type == ElementType::k16U4Align16 || type == ElementType::k16U6Align16; }
-bool packed(ElementType type) { return type >= ElementType::k16U4Align8; }
 
 bool floating(ElementType type) {
   switch (type) {
