@@ -1,9 +1,11 @@
-"""Mixture-of-experts layers with FP4 expert weights for JAX: one custom call from router to residual add.
+"""Mixture-of-experts layers with FP4 expert weights for JAX: one custom call from router to
+residual add.
 
     y = jax_megamoe.expert_parallel(x, topk_idx, topk_weights, weights, axis_name="ep")
 
-`reference.py` is the definition of what is computed; `validation.py` lists what is refused.  Importing starts no
-backend and needs no GPU; Flax is imported when `MegaMoe` or `linen` is first used.
+`reference.py` is the definition of what is computed; `validation.py` lists what is refused.
+Importing starts no backend and needs no GPU; Flax is imported when `MegaMoe` or `linen` is first
+used.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from jax_megamoe import _versions
 
-_versions.check()
+_versions.check()  # before anything else loads, hence the imports below it
 
-from jax_megamoe import targets  # noqa: E402  (nothing may load before the versions are known to fit)
+from jax_megamoe import targets  # noqa: E402
 from jax_megamoe.config import MegaMoeConfig  # noqa: E402
 from jax_megamoe.environment import print_environment  # noqa: E402
 from jax_megamoe.expert_parallel import expert_parallel  # noqa: E402

@@ -1,7 +1,7 @@
 """The sizes and the activation of one layer, as the modules take them.
 
-Hashable and free of arrays, so that it may be a static argument and a key.  It refuses impossible values when
-it is made; what depends on a mesh or on arrays is checked where those are known.
+Hashable and free of arrays, so that it may be a static argument and a key. It refuses impossible
+values when it is made; what depends on a mesh or on arrays is checked where those are known.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class MegaMoeConfig:
       swiglu_limit: L, clamps the gate from above and up from both sides; None or inf: no limit.
       swiglu_alpha, swiglu_beta: the activation is gate * sigmoid(alpha * gate) * (up + beta).
       use_bias: whether the experts have biases.
-      hidden_act: name of the activation in the checkpoint's config; only SwiGLU ("silu") is supported.
+      hidden_act: name of the activation in the checkpoint's config; only SwiGLU ("silu") is
+        supported.
 
     Raises:
       ValueError: a size out of range.
@@ -50,7 +51,9 @@ class MegaMoeConfig:
 
 
 class SwiGLU(NamedTuple):
-    """The activation of a call: gate * sigmoid(alpha * gate) * (up + beta), clamped by limit (inf: none)."""
+    """The activation of a call: gate * sigmoid(alpha * gate) * (up + beta), clamped by limit (inf:
+    none).
+    """
 
     limit: float = math.inf
     alpha: float = 1.0

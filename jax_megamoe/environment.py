@@ -29,7 +29,7 @@ def environment() -> list[str]:
 
 
 def print_environment() -> None:
-    """Prints versions, devices and, for each implementation, whether it is available and why not."""
+    """Prints versions, devices and whether each implementation is available, and why not."""
     print("\n".join(environment()))
 
 

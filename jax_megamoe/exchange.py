@@ -1,8 +1,9 @@
 """The exchange of the `cpu` and `xla` implementations: XLA's own collectives around a local call.
 
-Every rank gathers all QUANTISED tokens, computes the rows of its own experts, and sends each (token, slot) row
-home in bfloat16, where rows are added in slot order.  No sum crosses ranks, so the bits do not depend on their
-number.  Gathered tokens come in chunks, which bounds the memory whatever T is.
+Every rank gathers all QUANTISED tokens, computes the rows of its own experts, and sends each
+(token, slot) row home in bfloat16, where rows are added in slot order. No sum crosses ranks, so the
+bits do not depend on their number. Gathered tokens come in chunks, which bounds the memory whatever
+T is.
 """
 
 from __future__ import annotations

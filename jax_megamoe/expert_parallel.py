@@ -1,8 +1,9 @@
 """`expert_parallel`: the layer on global arrays, entering shard_map over the whole mesh.
 
-All mesh axes become manual: XLA cannot partition a custom call, and with some axes left to it it would gather the
-tokens over them.  Tokens keep the sharding they have; where that does not use the expert axis, each rank takes its
-part of what it holds and the parts are gathered over the expert axis alone.
+All mesh axes become manual: XLA cannot partition a custom call, and with some axes left to it it
+would gather the tokens over them. Tokens keep the sharding they have; where that does not use the
+expert axis, each rank takes its part of what it holds and the parts are gathered over the expert
+axis alone.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from jax import Array
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_megamoe import config, mega_moe, platforms, validation
+from jax_megamoe import config, platforms, validation
 from jax_megamoe.config import SwiGLU
+from jax_megamoe.mega_moe import Weights, check_call, check_shapes, host_ids, local_layer
 
 AnyMesh = Mesh | AbstractMesh
 
@@ -27,7 +29,7 @@ def expert_parallel(
     x: Array,
     topk_idx: Array,
     topk_weights: Array,
-    weights: mega_moe.Weights,
+    weights: Weights,
     *,
     axis_name: validation.AxisName,
     mesh: AnyMesh | None = None,
@@ -38,9 +40,9 @@ def expert_parallel(
 ) -> Array:
     """`mega_moe` on global arrays: enters `jax.shard_map` over all axes of the mesh.
 
-    The experts are split over the axis, and replicated over other axes; tokens are split over every axis of
-    their sharding and over the expert axis.  T need not divide by anything.  Inside a shard_map where the axis is
-    manual already, this is `mega_moe`.
+    The experts are split over the axis, and replicated over other axes; tokens are split over every
+    axis of their sharding and over the expert axis. T need not divide by anything. Inside a
+    shard_map where the axis is manual already, this is `mega_moe`.
 
     Args:
       x: bfloat16 [T, H]; more leading axes are allowed, here and below.
@@ -65,53 +67,48 @@ def global_layer(
     x: Array,
     topk_idx: Array,
     topk_weights: Array,
-    weights: mega_moe.Weights,
+    weights: Weights,
     axis_name: validation.AxisName,
     mesh: AnyMesh | None,
     swiglu: SwiGLU,
     implementation: str | None,
     num_slots: int | None = None,
 ) -> Array:
-    """The body of `expert_parallel` and of the modules' calls; `num_slots` is K where a config fixes it."""
+    """The body of `expert_parallel` and of the modules' calls; `num_slots` is K where a config
+    fixes it.
+    """
     mesh = mesh_of_call(mesh)
     devices = platforms.context_devices(mesh, x, topk_idx, topk_weights, weights)
-    mega_moe.check_call(weights, implementation, devices)
+    check_call(weights, implementation, devices)
     validation.check_axis_in_mesh(axis_name, mesh.axis_names if mesh is not None else None)
     assert mesh is not None
     names = validation.axis_names(axis_name)
     manual = set(jax.sharding.get_abstract_mesh().manual_axes)
-    mega_moe.check_shapes(x, topk_idx, topk_weights, weights, num_slots)
+    check_shapes(x, topk_idx, topk_weights, weights, num_slots)
     experts = weights.gate_up_proj.shape[0]
     ranks = math.prod(mesh.shape[name] for name in names)
     if manual.issuperset(names):
         experts *= ranks
     else:
         validation.check_experts_divide(experts, ranks, axis_name)
-    topk_idx = mega_moe.host_ids(topk_idx, experts)
+    topk_idx = host_ids(topk_idx, experts)
     x, topk_idx, topk_weights = map(_as_array, (x, topk_idx, topk_weights))
     if x.size == 0:
         return x
     if manual.issuperset(names):
-        flat = (value.reshape(-1, value.shape[-1]) for value in (x, topk_idx, topk_weights))
-        return mega_moe.local_layer(*flat, weights, axis_name, swiglu, implementation).reshape(
-            x.shape
-        )
+        tokens = _flat(x, topk_idx, topk_weights)
+        return local_layer(*tokens, weights, axis_name, swiglu, implementation).reshape(x.shape)
 
     free = tuple(name for name in mesh.axis_names if name not in manual)
     lead = x.shape[:-1]
     spec = _token_spec(x, mesh, names, free)
     if isinstance(spec, int):  # no axis is Explicit: tokens in one axis, split over all that fit
-        x, topk_idx, topk_weights = (
-            value.reshape(-1, value.shape[-1]) for value in (x, topk_idx, topk_weights)
-        )
+        x, topk_idx, topk_weights = _flat(x, topk_idx, topk_weights)
         spec = _widest_spec(spec, mesh, names, free)
-    operands = [
-        _place(value, mesh, _partition(spec), free) for value in (x, topk_idx, topk_weights)
-    ]
-    weights = jax.tree.map(lambda leaf: _place(leaf, mesh, P(names), free), weights)
+    tokens = (x, topk_idx, topk_weights)
     y = _sharded(
-        *operands,
-        weights,
+        *(_place(value, mesh, _partition(spec), free) for value in tokens),
+        jax.tree.map(lambda leaf: _place(leaf, mesh, P(names), free), weights),
         mesh=mesh,
         spec=spec,
         free=free,
@@ -129,7 +126,7 @@ def _sharded(
     x: Array,
     topk_idx: Array,
     topk_weights: Array,
-    weights: mega_moe.Weights,
+    weights: Weights,
     *,
     mesh: AnyMesh,
     spec: tuple[tuple[str, ...], ...],
@@ -138,41 +135,50 @@ def _sharded(
     swiglu: SwiGLU,
     implementation: str | None,
 ) -> Array:
-    tokens = _partition(spec)
+    split = _partition(spec)
     split_already = {name for names in spec for name in names}.issuperset(axis_name)
 
     @functools.partial(
         jax.shard_map,
         mesh=mesh,
         axis_names=set(free),
-        in_specs=(tokens, tokens, tokens, P(axis_name)),
-        out_specs=tokens,
+        in_specs=(split, split, split, P(axis_name)),
+        out_specs=split,
     )
-    def layer(x: Array, topk_idx: Array, topk_weights: Array, weights: mega_moe.Weights) -> Array:
-        operands = [value.reshape(-1, value.shape[-1]) for value in (x, topk_idx, topk_weights)]
+    def layer(x: Array, topk_idx: Array, topk_weights: Array, weights: Weights) -> Array:
+        tokens = _flat(x, topk_idx, topk_weights)
+        count = tokens[0].shape[0]
         if not split_already:
-            operands = [
-                _own_part(value, axis_name, fill)
-                for value, fill in zip(operands, (0, -1, 0), strict=True)
-            ]
-        y = mega_moe.local_layer(*operands, weights, axis_name, swiglu, implementation)
+            tokens = (
+                _own_part(tokens[0], axis_name, 0),
+                _own_part(tokens[1], axis_name, -1),
+                _own_part(tokens[2], axis_name, 0),
+            )
+        y = local_layer(*tokens, weights, axis_name, swiglu, implementation)
         if not split_already:
-            y = jax.lax.all_gather(y, axis_name, tiled=True, to="invarying")[
-                : math.prod(x.shape[:-1])
-            ]
+            y = jax.lax.all_gather(y, axis_name, tiled=True, to="invarying")[:count]
         return y.reshape(x.shape)
 
     return layer(x, topk_idx, topk_weights, weights)
 
 
 def mesh_of_call(mesh: AnyMesh | None) -> AnyMesh | None:
-    """The mesh given, else the one in context: concrete outside a trace, abstract inside; None if none."""
+    """The mesh given, else the one in context (abstract inside a trace), else None."""
     if mesh is not None:
         return mesh
     context: AnyMesh = jax.sharding.get_abstract_mesh()
     if context.empty:
         return None
     return context if _inside_jit() else jax.sharding.get_mesh()
+
+
+def _flat(x: Array, topk_idx: Array, topk_weights: Array) -> tuple[Array, Array, Array]:
+    """The leading axes of each as one axis of tokens."""
+    return (
+        x.reshape(-1, x.shape[-1]),
+        topk_idx.reshape(-1, topk_idx.shape[-1]),
+        topk_weights.reshape(-1, topk_weights.shape[-1]),
+    )
 
 
 def _partition(spec: tuple[tuple[str, ...], ...]) -> P:
@@ -208,7 +214,9 @@ def _own_part(value: Array, axis_name: tuple[str, ...], fill: int) -> Array:
 def _token_spec(
     x: Array, mesh: AnyMesh, names: tuple[str, ...], free: tuple[str, ...]
 ) -> tuple[tuple[str, ...], ...] | int:
-    """The axes that split each leading axis of x, from its type; on Auto meshes, which tell nothing, T."""
+    """The axes that split each leading axis of x, from its type; on Auto meshes, which tell
+    nothing, T.
+    """
     explicit = _explicit_axes(mesh, free)
     if not explicit:
         return math.prod(x.shape[:-1])
@@ -225,7 +233,9 @@ def _token_spec(
 def _widest_spec(
     tokens: int, mesh: AnyMesh, names: tuple[str, ...], free: tuple[str, ...]
 ) -> tuple[tuple[str, ...]]:
-    """All axes if they divide T; else the other axes that do, leaving the expert axis to `_own_part`."""
+    """All axes if they divide T; else the other axes that do, leaving the expert axis to
+    `_own_part`.
+    """
     others = tuple(name for name in free if name not in names)
     if tokens % math.prod(mesh.shape[name] for name in (*others, *names)) == 0:
         return ((*others, *names),)
@@ -237,7 +247,9 @@ def _widest_spec(
 
 
 def _place(value: Any, mesh: AnyMesh, spec: P, free: tuple[str, ...]) -> Any:
-    """The value, sharded as shard_map wants it: moved outside a trace, resharded on Explicit axes inside."""
+    """The value, sharded as shard_map wants it: moved outside a trace, resharded on Explicit axes
+    inside.
+    """
     if isinstance(mesh, Mesh) and not isinstance(value, jax.core.Tracer) and not _inside_jit():
         return jax.device_put(value, NamedSharding(mesh, spec))
     explicit = _explicit_axes(mesh, free)

@@ -1,10 +1,11 @@
-"""The number formats of the contract: E2M1 (FP4), E4M3 (FP8) and UE8M0 scales, and their group quantisers.
+"""The number formats of the contract: E2M1 (FP4), E4M3 (FP8) and UE8M0 scales, and their group
+quantisers.
 
-Everything here is plain jax.numpy: jittable, on any leading dimensions, groups of 32 along the last axis
-(OCP Microscaling Formats v1.0, "MX-compliant" groups).  Two constraints shaped it: dtype casts are not used
-where they round differently (a cast to float8_e8m0fnu rounds to nearest and turns 0 into NaN, one to
-float8_e4m3fn overflows to NaN instead of saturating), and no step may rely on float32 denormals, which
-XLA flushes on CPU.
+Everything here is plain jax.numpy: jittable, on any leading dimensions, groups of 32 along the last
+axis (OCP Microscaling Formats v1.0, "MX-compliant" groups). Two constraints shaped it: dtype casts
+are not used where they round differently (a cast to float8_e8m0fnu rounds to nearest and turns 0
+into NaN, one to float8_e4m3fn overflows to NaN instead of saturating), and no step may rely on
+float32 denormals, which XLA flushes on CPU.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _INF_BITS = 0x7F800000
 
 
 def pack_fp4(codes: Array) -> Array:
-    """Packs 4-bit codes (uint8, [..., K]) two to a byte, even k in the low nibble: int8 [..., K/2]."""
+    """Packs 4-bit codes (uint8 [..., K]) in bytes, even k in the low nibble: int8 [..., K/2]."""
     low, high = codes[..., 0::2], codes[..., 1::2]
     return jax.lax.bitcast_convert_type(low | (high << 4), jnp.int8)
 
@@ -38,7 +39,9 @@ def unpack_fp4(packed: Array) -> Array:
 
 
 def encode_e2m1(x: ArrayLike) -> Array:
-    """E2M1 codes (uint8, 0..15) of x: round to nearest even, saturating at 6, no negative zero, NaN gives 0."""
+    """E2M1 codes (uint8, 0..15) of x: round to nearest even, saturating at 6, no negative zero, NaN
+    gives 0.
+    """
     x = jnp.asarray(x, jnp.float32)
     magnitude = jnp.abs(x)
     # Midpoints between neighbouring values; a tie goes to the even code, hence > and >= in turn.
@@ -58,9 +61,12 @@ def encode_e2m1(x: ArrayLike) -> Array:
 
 
 def decode_e2m1(codes: Array, dtype: DTypeLike = jnp.float32) -> Array:
-    """Values of E2M1 codes (uint8, 0..15): +-{0, 0.5, 1, 1.5, 2, 3, 4, 6}, exact in every float type here."""
+    """Values of E2M1 codes (uint8, 0..15): +-{0, 0.5, 1, 1.5, 2, 3, 4, 6}, exact in every float
+    type here.
+    """
     magnitude = (codes & 7).astype(jnp.int32)
-    # From code 2 on, code bits 2:1 are an exponent with bias 1 and bit 0 the mantissa: float32 bits by a shift.
+    # From code 2 on, code bits 2:1 are an exponent with bias 1 and bit 0 the mantissa: float32 bits
+    # by a shift.
     normal = jax.lax.bitcast_convert_type((magnitude + 252) << 22, jnp.float32)
     value = jnp.where(magnitude >= 2, normal, 0.5 * magnitude.astype(jnp.float32))
     return jnp.where(codes >= 8, -value, value).astype(dtype)
@@ -80,7 +86,8 @@ def decode_e4m3(q: Array, dtype: DTypeLike = jnp.float32) -> Array:
 def decode_e8m0(scale: Array) -> Array:
     """float32 values of UE8M0 bytes (uint8 or float8_e8m0fnu): 2^(b-127), NaN for 255.
 
-    Byte 0 is 2^-127, a float32 denormal: arithmetic on it may see 0.  Use `apply_scale` to scale by it.
+    Byte 0 is 2^-127, a float32 denormal: arithmetic on it may see 0. Use `apply_scale` to scale by
+    it.
     """
     bits = _as_bytes(scale).astype(jnp.int32)
     value = jnp.where(bits == 0, 1 << 22, bits << 23)
@@ -96,7 +103,8 @@ def power_of_two(exponent: Array) -> Array:
 def apply_scale(values: Array, scale: Array, shift: ArrayLike = 0) -> Array:
     """values * 2^(byte - 127 - shift) in float32, NaN where the byte is 255; shapes broadcast.
 
-    In two factors, so that a result in the normal range is exact for every byte, 0 and 254 included.
+    In two factors, so that a result in the normal range is exact for every byte, 0 and 254
+    included.
     """
     byte = _as_bytes(scale).astype(jnp.int32)
     exponent = byte - 127 - shift
@@ -109,8 +117,9 @@ def scale_bytes(scale: Array, groups: int | None = None) -> Array:
     """The UE8M0 bytes (uint8) of a scale array in any of the four accepted forms.
 
     Args:
-      scale: float8_e8m0fnu, uint8 (the bits), float32 (exact powers of two in 2^-127..2^127; anything else
-        becomes byte 255, never a rounded number), or int32 (four bytes along the last axis, lowest first).
+      scale: float8_e8m0fnu, uint8 (the bits), float32 (exact powers of two in 2^-127..2^127;
+        anything else becomes byte 255, never a rounded number), or int32 (four bytes along the last
+        axis, lowest first).
       groups: length of the last axis of the result, needed only where int32 holds padding bytes.
     """
     if scale.dtype == jnp.int32:
@@ -129,14 +138,16 @@ def scale_bytes(scale: Array, groups: int | None = None) -> Array:
 def quantize_fp4(x: ArrayLike) -> tuple[Array, Array]:
     """Quantises to MXFP4: E2M1 codes with one UE8M0 scale for each 32 values of the last axis.
 
-    The scale is 2^ceil(log2(max(amax, 1e-4) / 6)); codes are rounded to nearest even and saturate at 6.  A
-    group of zeros has zero codes; a group that holds NaN or Inf has zero codes and scale byte 255 (NaN).
+    The scale is 2^ceil(log2(max(amax, 1e-4) / 6)); codes are rounded to nearest even and saturate
+    at 6. A group of zeros has zero codes; a group that holds NaN or Inf has zero codes and scale
+    byte 255 (NaN).
 
     Args:
       x: [..., K] floating point, K a multiple of 32.
 
     Returns:
-      Packed codes, int8 [..., K/2] (even k in the low nibble), and scales, float8_e8m0fnu [..., K/32].
+      Packed codes, int8 [..., K/2] (even k in the low nibble), and scales, float8_e8m0fnu [...,
+      K/32].
 
     Raises:
       ValueError: K is not a multiple of 32.
@@ -146,20 +157,21 @@ def quantize_fp4(x: ArrayLike) -> tuple[Array, Array]:
     scaled, byte = _normalise(
         groups, exponent_of_max=2, mantissa_of_max=0x400000, amax_floor=AMAX_FLOOR
     )
-    codes = encode_e2m1(scaled).reshape(*groups.shape[:-2], -1)
+    codes = encode_e2m1(scaled).reshape(*groups.shape[:-2], GROUP * groups.shape[-2])
     return pack_fp4(codes), _as_scale(byte)
 
 
 def dequantize_fp4(codes: Array, scale: Array, dtype: DTypeLike = jnp.float32) -> Array:
-    """Values [..., K] of MXFP4 codes (int8 [..., K/2]) and scales ([..., K/32], any accepted form)."""
+    """Values [..., K] of MXFP4 codes (int8 [..., K/2]) and scales [..., K/32] in any form."""
     return _dequantize(decode_e2m1(unpack_fp4(codes)), scale, dtype)
 
 
 def quantize_fp8(x: ArrayLike) -> tuple[Array, Array]:
     """Quantises to MXFP8: E4M3 codes with one UE8M0 scale for each 32 values of the last axis.
 
-    Step 1 of the contract: the scale is 2^ceil(log2(max(amax, 1e-4) / 448)), decided on the float32 bits so
-    that exact powers of two stay.  A group that holds NaN or Inf has zero codes and scale byte 255 (NaN).
+    Step 1 of the contract: the scale is 2^ceil(log2(max(amax, 1e-4) / 448)), decided on the float32
+    bits so that exact powers of two stay. A group that holds NaN or Inf has zero codes and scale
+    byte 255 (NaN).
 
     Args:
       x: [..., K] floating point, K a multiple of 32.
@@ -175,12 +187,16 @@ def quantize_fp8(x: ArrayLike) -> tuple[Array, Array]:
 
 
 def quantize_intermediate(a: Array) -> tuple[Array, Array]:
-    """Step 5 of the contract: as `quantize_fp8`, without the floor on amax; the exponent is at least -126."""
+    """Step 5 of the contract: as `quantize_fp8`, without the floor on amax; the exponent is at
+    least -126.
+    """
     return _quantize_e4m3(_grouped(a, "quantize_intermediate"), 0.0)
 
 
 def dequantize_fp8(q: Array, scale: Array, dtype: DTypeLike = jnp.float32) -> Array:
-    """Values [..., K] of MXFP8 codes (float8_e4m3fn [..., K]) and scales ([..., K/32], any accepted form)."""
+    """Values [..., K] of MXFP8 codes (float8_e4m3fn [..., K]) and scales ([..., K/32], any accepted
+    form).
+    """
     return _dequantize(decode_e4m3(q), scale, dtype)
 
 
@@ -188,16 +204,18 @@ def _quantize_e4m3(groups: Array, amax_floor: float) -> tuple[Array, Array]:
     scaled, byte = _normalise(
         groups, exponent_of_max=8, mantissa_of_max=0x600000, amax_floor=amax_floor
     )
-    return encode_e4m3(scaled).reshape(*groups.shape[:-2], -1), _as_scale(byte)
+    return encode_e4m3(scaled).reshape(*groups.shape[:-2], GROUP * groups.shape[-2]), _as_scale(byte)
 
 
 def _normalise(
     groups: Array, *, exponent_of_max: int, mantissa_of_max: int, amax_floor: float
 ) -> tuple[Array, Array]:
-    """x / 2^e for groups [..., G, 32] and the scale bytes [..., G], e = max(ceil(log2(amax / format_max)), -126).
+    """x / 2^e for groups [..., G, 32] and the scale bytes [..., G], e = max(ceil(log2(amax /
+    format_max)), -126).
 
-    With amax = m * 2^p and format_max = M * 2^P (1 <= m, M < 2), ceil(log2(amax / format_max)) is p - P,
-    plus 1 where m > M: an integer comparison of the mantissas, exact where a division would round.
+    With amax = m * 2^p and format_max = M * 2^P (1 <= m, M < 2), ceil(log2(amax / format_max)) is p
+    - P, plus 1 where m > M: an integer comparison of the mantissas, exact where a division would
+    round.
     """
     magnitude = jax.lax.bitcast_convert_type(jnp.abs(groups), jnp.int32)
     bad = jnp.max(magnitude, axis=-1) >= _INF_BITS
@@ -226,8 +244,9 @@ def _grouped(x: ArrayLike, function: str) -> Array:
         )
     if x.ndim == 0 or x.shape[-1] % GROUP:
         raise ValueError(
-            f"{function}: the last axis of x has {x.shape[-1] if x.ndim else 'no'} elements (shape "
-            f"{x.shape}); a multiple of {GROUP} is accepted, since {GROUP} values share one scale. Pad with zeros."
+            f"{function}: the last axis of x has {x.shape[-1] if x.ndim else 'no'} elements "
+            f"(shape {x.shape}); a multiple of {GROUP} is accepted, since {GROUP} values share "
+            "one scale. Pad with zeros."
         )
     return x.astype(jnp.float32).reshape(*x.shape[:-1], x.shape[-1] // GROUP, GROUP)
 

@@ -1,8 +1,9 @@
 """Types of arrays inside shard_map: which manual axes a value varies over.
 
-Under `check_vma` every value carries the set of mesh axes over which it differs between devices, and loops,
-branches and custom calls must agree on it.  A custom call's result, or a loop's initial value, made from a bare
-shape carries none, which fails only later, in a `lax.scan` or `lax.cond` of the caller.
+Under `check_vma` every value carries the set of mesh axes over which it differs between devices,
+and loops, branches and custom calls must agree on it. A custom call's result, or a loop's initial
+value, made from a bare shape carries none, which fails only later, in a `lax.scan` or `lax.cond` of
+the caller.
 """
 
 from __future__ import annotations

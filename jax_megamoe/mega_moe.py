@@ -23,6 +23,7 @@ from jax_megamoe.weights import (
     ExpertWeights,
     PreparedWeights,
     check_layout,
+    check_scale_values,
     prepare_in_trace,
 )
 
@@ -45,20 +46,21 @@ def mega_moe(
 ) -> Array:
     """Mixture-of-experts layer with FP4 expert weights, on the local arrays of a `jax.shard_map`.
 
-    T tokens of this rank, H hidden, I intermediate, E experts over the R ranks of the axis, K slots a token.
-    Rank r owns experts r*E/R ... (r+1)*E/R - 1.  The result is complete: do not reduce it over the axis.
-    The arithmetic, rounding by rounding, is `jax_megamoe.reference`.
+    T tokens of this rank, H hidden, I intermediate, E experts over the R ranks of the axis, K slots
+    a token. Rank r owns experts r*E/R ... (r+1)*E/R - 1. The result is complete: do not reduce it
+    over the axis. The arithmetic, rounding by rounding, is `jax_megamoe.reference`.
 
     Args:
       x: bfloat16 [T, H].
-      topk_idx: int32 or int64 [T, K], GLOBAL expert ids; an id outside 0..E-1 (-1 by custom) skips the slot.
+      topk_idx: int32 or int64 [T, K], GLOBAL expert ids; an id outside 0..E-1 (-1 by custom) skips
+        the slot.
       topk_weights: float32, bfloat16 or float16 [T, K].
       weights: this rank's E/R experts, ExpertWeights or PreparedWeights.
       axis_name: the expert-parallel mesh axis, manual here; stands in for a process group.
       swiglu_limit: L >= 0; None or inf: no limit.
       swiglu_alpha, swiglu_beta: the activation is gate * sigmoid(alpha * gate) * (up + beta).
-      implementation: "sm100", "cpu", "xla", or None: by platform (cpu -> cpu, cuda -> sm100, others -> xla),
-        or what the weights are prepared for.
+      implementation: "sm100", "cpu", "xla", or None: by platform (cpu -> cpu, cuda -> sm100, others
+        -> xla), or what the weights are prepared for.
 
     Returns:
       bfloat16 [T, H].
@@ -77,21 +79,22 @@ def mega_moe(
 def check_call(weights: Weights, implementation: str | None, devices: Iterable[Any]) -> None:
     """The first checks, in the original's order: device, then weight type."""
     validation.check_implementation(implementation)
-    prepared = isinstance(weights, PreparedWeights)
     resolved = weights.implementation if isinstance(weights, PreparedWeights) else implementation
     devices = list(devices)
     validation.check_devices(devices, resolved)
     if resolved == "sm100" or (resolved is None and any(map(validation.is_cuda, devices))):
         validation.check_sm100_built(targets.sm100_built())
-    if prepared:
+    if isinstance(weights, PreparedWeights):
         check_layout(weights, implementation)
         validation.check_codes("gate_up_proj", weights.gate_up_proj.dtype)
         validation.check_codes("down_proj", weights.down_proj.dtype)
     elif isinstance(weights, ExpertWeights):
         validation.check_weight_types(weights)
+        check_scale_values(weights)
     else:
         raise TypeError(
-            f"weights is a {type(weights).__name__}; an ExpertWeights or a PreparedWeights is accepted."
+            f"weights is a {type(weights).__name__}; an ExpertWeights or a PreparedWeights is "
+            "accepted."
         )
 
 
@@ -126,13 +129,15 @@ def local_layer(
     topk_weights = topk_weights.astype(jnp.float32)
 
     def forward(x: Array, topk_idx: Array, topk_weights: Array, weights: Weights) -> Array:
-        operands = (x, topk_idx, topk_weights, weights)
         if chosen is not None:
-            return _run(chosen, axis_name, swiglu, *operands)
+            x = platforms.require_platform(x, chosen)
+            return _run(chosen, axis_name, swiglu, x, topk_idx, topk_weights, weights)
         cpu, sm100, xla = (
             functools.partial(_run, name, axis_name, swiglu) for name in ("cpu", "sm100", "xla")
         )
-        return jax.lax.platform_dependent(*operands, cpu=cpu, cuda=sm100, default=xla)
+        return jax.lax.platform_dependent(
+            x, topk_idx, topk_weights, weights, cpu=cpu, cuda=sm100, default=xla
+        )
 
     with jax.named_scope("jax_megamoe"):
         return _transformable(forward)(x, topk_idx, topk_weights, weights)
@@ -142,7 +147,9 @@ def _log_choice(chosen: str | None, weights: Weights) -> None:
     how = chosen or "by platform (cpu on cpu, sm100 on cuda, xla elsewhere)"
     note = ""
     if isinstance(weights, ExpertWeights) and chosen != "xla":
-        note = "; plain ExpertWeights are rearranged at every execution, call prepare_weights once before serving"
+        note = (
+            "; plain ExpertWeights are rearranged at every execution (prepare_weights does it once)"
+        )
     logger.info("implementation: %s%s", how, note)
 
 
@@ -155,7 +162,6 @@ def _run(
     topk_weights: Array,
     weights: Weights,
 ) -> Array:
-    x = platforms.require_platform(x, implementation)
     if isinstance(weights, ExpertWeights):
         weights = prepare_in_trace(weights, implementation)
     operands = (x, topk_idx, topk_weights, weights, swiglu)
@@ -175,7 +181,7 @@ def _run(
 
 
 def _transformable(forward: Callable[..., Array]) -> Callable[..., Array]:
-    """Gives a call of (x, topk_idx, topk_weights, weights) its rules for vmap and differentiation."""
+    """Gives forward(x, topk_idx, topk_weights, weights) its rules for vmap and derivatives."""
     folding = custom_vmap(forward)
 
     @folding.def_vmap
@@ -202,7 +208,9 @@ def _transformable(forward: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def host_ids(topk_idx: Any, num_experts: int) -> Any:
-    """NumPy int64 ids outside 0..E-1 as -1: without x64, JAX would cut them to 32 bits before we see them."""
+    """NumPy int64 ids outside 0..E-1 as -1: without x64, JAX would cut them to 32 bits before we
+    see them.
+    """
     if isinstance(topk_idx, np.ndarray) and topk_idx.dtype == np.int64:
         return np.where((topk_idx >= 0) & (topk_idx < num_experts), topk_idx, -1).astype(np.int32)
     return topk_idx

@@ -1,9 +1,9 @@
 """Which implementation a call runs, and refusing to lower it for a platform where it cannot run.
 
 `implementation=None` with plain weights is decided when the program is lowered, by
-`jax.lax.platform_dependent`, so that one traced function serves several platforms.  Everything else is one
-implementation; `require_platform` makes its lowering for another platform an error in words, where XLA would only
-report a custom-call target that is not found.
+`jax.lax.platform_dependent`, so that one traced function serves several platforms. Everything else
+is one implementation; `require_platform` makes its lowering for another platform an error in words,
+where XLA would only report a custom-call target that is not found.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _require_platform_p = Primitive("jax_megamoe_require_platform")
 
 
 def require_platform(x: Array, implementation: str) -> Array:
-    """x itself; NotImplementedError when the program is lowered where `implementation` cannot run."""
+    """x itself; NotImplementedError if the program is lowered where it cannot run."""
     if implementation not in _PLATFORMS:
         return x
     result: Array = _require_platform_p.bind(x, implementation=implementation)
@@ -32,8 +32,9 @@ def require_platform(x: Array, implementation: str) -> Array:
 def context_devices(mesh: Any, *arrays: Any) -> Iterable[Any]:
     """The devices a call runs on, as far as they are known while tracing; empty where they are not.
 
-    Those of the mesh given, else of the mesh in context, else of a concrete argument.  A mesh in context is
-    abstract inside a trace and names only a kind of device; this process' devices of that kind stand for it.
+    Those of the mesh given, else of the mesh in context, else of a concrete argument. A mesh in
+    context is abstract inside a trace and names only a kind of device; this process' devices of
+    that kind stand for it.
     """
     if isinstance(mesh, jax.sharding.Mesh):
         return list(mesh.devices.flat)
@@ -54,9 +55,10 @@ def _lower_require_platform(ctx: Any, x: Any, *, implementation: str) -> Any:
     refused = [p for p in (ctx.platforms or ctx.module_context.platforms) if p not in accepted]
     if refused:
         raise NotImplementedError(
-            f'implementation="{implementation}" runs on platform {accepted[0]!r} only, but the program is lowered for '
-            f"{refused[0]!r}. Use plain ExpertWeights with implementation=None (chosen by platform), or "
-            'implementation="xla", or prepare the weights for the platform they run on.'
+            f'implementation="{implementation}" runs on platform {accepted[0]!r} only, but the '
+            f"program is lowered for {refused[0]!r}. Use plain ExpertWeights with "
+            'implementation=None (chosen by platform), or implementation="xla", or prepare the '
+            "weights for the platform they run on."
         )
     return [x]
 

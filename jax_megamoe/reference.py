@@ -1,14 +1,15 @@
 """The contract, step by step, in plain JAX: what every implementation computes.  Read this first.
 
-    x [T, H] --1 quantise--> --2 gate/up product--> --3 round, clamp--> --4 SwiGLU * routing weight-->
-    --5 quantise--> --6 down product--> rows [T, K, H] --7 sum in slot order--> [T, H]
+    x [T, H] --1 quantise--> --2 gate/up product--> --3 round, clamp--> --4 SwiGLU * routing
+    weight--> --5 quantise--> --6 down product--> rows [T, K, H] --7 sum in slot order--> [T, H]
 
-It is also `implementation="xla"`, which runs on any device.  Two promises shaped it beyond the arithmetic: a
-token's bits do not depend on the other tokens, although XLA's dots of different heights differ in bits, so
-every product is one of TILE rows, padded; and memory is bounded, so one expert at a time is widened to float32.
+It is also `implementation="xla"`, which runs on any device. Two promises shaped it beyond the
+arithmetic: a token's bits do not depend on the other tokens, although XLA's dots of different
+heights differ in bits, so every product is one of TILE rows, padded; and memory is bounded, so one
+expert at a time is widened to float32.
 
-Letters: T tokens, K slots a token, H hidden, I intermediate, E experts here.  A slot whose id is outside
-0..E-1 is skipped: it reads nothing and adds nothing.
+Letters: T tokens, K slots a token, H hidden, I intermediate, E experts here. A slot whose id is
+outside 0..E-1 is skipped: it reads nothing and adds nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def moe_layer(
 
 
 def activate(gate: Array, up: Array, topk_weight: Array, swiglu: SwiGLU) -> Array:
-    """Steps 3 and 4: float32 gate and up [..., I] and routing weights [..., 1] to float32 [..., I]."""
+    """Steps 3 and 4 on float32 gate and up [..., I] and routing weights [..., 1]."""
     gate, up = round_to_bfloat16(gate), round_to_bfloat16(up)
     limit = jnp.float32(swiglu.limit)
     gate = jnp.minimum(gate, limit)  # not bounded below; minimum and maximum propagate NaN
@@ -56,7 +57,9 @@ def activate(gate: Array, up: Array, topk_weight: Array, swiglu: SwiGLU) -> Arra
 
 
 def combine(rows: Array) -> Array:
-    """Step 7: the float32 sum of bfloat16 rows [T, K, H] in slot order, from +0, rounded to bfloat16 [T, H]."""
+    """Step 7: the float32 sum of bfloat16 rows [T, K, H] in slot order, from +0, rounded to
+    bfloat16 [T, H].
+    """
     with jax.named_scope("jax_megamoe.combine"):
         total = jnp.zeros((rows.shape[0], rows.shape[2]), jnp.float32)
         for slot in range(rows.shape[1]):
@@ -79,8 +82,8 @@ def expert_rows(
 ) -> Array:
     """Steps 2 to 6: one row for each (token, slot), +0 for skipped slots.
 
-    Slots are sorted by expert.  Each expert's products run over tiles of TILE slots, as many as it has; a
-    tile's surplus rows belong to the next expert and are overwritten by it.
+    Slots are sorted by expert. Each expert's products run over tiles of TILE slots, as many as it
+    has; a tile's surplus rows belong to the next expert and are overwritten by it.
 
     Args:
       q: float8_e4m3fn [T, H], the tokens after step 1.
@@ -142,7 +145,9 @@ def _widen(codes: Array, scale: Array, expert: Array) -> tuple[Array, Array]:
 
 
 def _product(q: Array, scale: Array, widened: tuple[Array, Array]) -> Array:
-    """The scaled product of quantised rows [TILE, K] with widened weights [N, K]: float32 [TILE, N]."""
+    """The scaled product of quantised rows [TILE, K] with widened weights [N, K]: float32 [TILE,
+    N].
+    """
     weights, headroom_n = widened
     # A barrier, since XLA may drop a pair of casts through float8 within one fusion.
     values, headroom_m = _dequantize(formats.decode_e4m3(jax.lax.optimization_barrier(q)), scale)
@@ -157,9 +162,11 @@ def _product(q: Array, scale: Array, widened: tuple[Array, Array]) -> Array:
 
 
 def _dequantize(values: Array, scale: Array) -> tuple[Array, Array]:
-    """values * 2^(scale - 127 - headroom), and each row's headroom: 2 where a value may overflow float32.
+    """values * 2^(scale - 127 - headroom), and each row's headroom: 2 where a value may overflow
+    float32.
 
-    6 * 2^126 and 256 * 2^120 are legal operands beyond float32, although their products may well fit.
+    6 * 2^126 and 256 * 2^120 are legal operands beyond float32, although their products may well
+    fit.
     """
     headroom = jnp.where(jnp.max(scale, axis=-1) >= 247, 2, 0).astype(jnp.int32)
     grouped = values.reshape(*scale.shape, formats.GROUP)

@@ -1,8 +1,8 @@
 """The XLA custom-call targets, their public names, and the calls themselves.
 
-The names are stable: a serialised `jax.export` program holds them, and `jax.export` wants them listed in
-`jax.export.DisabledSafetyCheck.custom_call`.  One of the project's two registries is here (the FFI targets);
-registering starts no backend.
+The names are stable: a serialised `jax.export` program holds them, and `jax.export` wants them
+listed in `jax.export.DisabledSafetyCheck.custom_call`. One of the project's two registries is here
+(the FFI targets); registering starts no backend.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def sm100_layer(
     swiglu: SwiGLU,
     num_ranks: int,
 ) -> Array:
-    """The whole expert-parallel layer in one CUDA kernel; ids are global, the result is complete over the ranks."""
+    """The whole expert-parallel layer in one CUDA kernel; ids are global, the result is complete
+    over the ranks.
+    """
     operands = (x, topk_idx, topk_weights, *_weights_and_biases(weights))
     version = weights.layout_version
     return _call(SM100_LAYER, operands, x.shape, swiglu, version, num_ranks=np.int32(num_ranks))

@@ -1,9 +1,10 @@
 """Every refusal of the project, in one place.
 
-Functions here take shapes, dtypes and device descriptions, so that each can be tested without a device; they
-decide nothing but whether to refuse, and run before any work.  Three error types, by rule: TypeError and
-ValueError for the caller's input, NotImplementedError for a device or format this project does not support.
-The order in which callers use them is that of the PyTorch original: device, weight type, axis, shapes.
+Functions here take shapes, dtypes and device descriptions, so that each can be tested without a
+device; they decide nothing but whether to refuse, and run before any work. Three error types, by
+rule: TypeError and ValueError for the caller's input, NotImplementedError for a device or format
+this project does not support. The order in which callers use them is that of the PyTorch original:
+device, weight type, axis, shapes.
 """
 
 from __future__ import annotations
@@ -31,19 +32,22 @@ class DeviceLike(Protocol):
     def platform(self) -> str: ...
 
 
-# --- implementation and device ------------------------------------------------------------------------------
+# --- implementation and device ------------------------------------------------------------------
 
 
 def check_implementation(implementation: str | None) -> None:
     if implementation is not None and implementation not in IMPLEMENTATIONS:
         raise ValueError(
-            f"implementation is {implementation!r}; accepted are {', '.join(map(repr, IMPLEMENTATIONS))} "
-            "and None (chosen by platform: cpu -> 'cpu', cuda -> 'sm100', any other -> 'xla')."
+            f"implementation is {implementation!r}; accepted are "
+            f"{', '.join(map(repr, IMPLEMENTATIONS))} and None (chosen by platform: cpu -> 'cpu', "
+            "cuda -> 'sm100', any other -> 'xla')."
         )
 
 
 def is_cuda(device: DeviceLike) -> bool:
-    """Whether a device is an NVIDIA GPU (XLA calls its platform 'gpu' or 'cuda'; ROCm GPUs say 'rocm')."""
+    """Whether a device is an NVIDIA GPU (XLA calls its platform 'gpu' or 'cuda'; ROCm GPUs say
+    'rocm').
+    """
     if device.platform == "cuda":
         return True
     version = str(getattr(getattr(device, "client", None), "platform_version", ""))
@@ -51,7 +55,8 @@ def is_cuda(device: DeviceLike) -> bool:
 
 
 def check_devices(devices: Iterable[DeviceLike], implementation: str | None) -> None:
-    """Refuses CUDA devices whose compute capability major is not exactly 10, if they would run `sm100`.
+    """Refuses CUDA devices whose compute capability major is not exactly 10, if they would run
+    `sm100`.
 
     12.x ("consumer Blackwell") and 11.x are not SM100: they lack its tensor memory instructions.
 
@@ -79,21 +84,22 @@ def not_sm100_message(device: object, capability: object) -> str:
     found = "no compute capability" if capability is None else f"compute capability {capability}"
     return (
         "Mega MoE needs a Blackwell data-centre GPU (SM100: compute capability 10.x), but "
-        f'{"a CUDA device" if kind is None else kind} has {found}. Use implementation="xla" on this '
-        "device: the same results from plain XLA operations."
+        f'{"a CUDA device" if kind is None else kind} has {found}. Use implementation="xla" on '
+        "this device: the same results from plain XLA operations."
     )
 
 
 def check_sm100_built(built: bool) -> None:
     if not built:
         raise NotImplementedError(
-            'implementation="sm100" was asked for, but this jax_megamoe was built without its SM100 part. '
-            "Install a wheel that has it, or build from source with `pip install . "
-            '-C cmake.define.JAX_MEGAMOE_SM100=ON`; implementation="xla" runs on any device without it.'
+            'implementation="sm100" was asked for, but this jax_megamoe was built without its '
+            "SM100 part. Install a wheel that has it, or build from source with `pip install . "
+            '-C cmake.define.JAX_MEGAMOE_SM100=ON`; implementation="xla" runs on any device '
+            "without it."
         )
 
 
-# --- weights ------------------------------------------------------------------------------------------------
+# --- weights ------------------------------------------------------------------------------------
 
 
 def check_codes(name: str, dtype: Any) -> None:
@@ -107,7 +113,7 @@ def check_codes(name: str, dtype: Any) -> None:
     if dtype == np.uint8:
         way_out = f" View the same bytes as int8: {name} = {name}.view(jnp.int8)."
     elif dtype == jnp.float4_e2m1fn:
-        way_out = f" View two codes as one byte: {name} = {name}.view(jnp.int8) (even k in the low nibble)."
+        way_out = f" View two codes as a byte, low nibble first: {name} = {name}.view(jnp.int8)."
     elif dtype.name.startswith("float8"):
         way_out = (
             " FP8 experts are not supported: re-quantise them with jax_megamoe.quantize_fp4 (or "
@@ -136,19 +142,20 @@ def check_scale(name: str, scale: Any, k: int) -> None:
     per_16 = k >= 2 * GROUP and length == k // 16 and dtype != np.int32
     if dtype == jnp.float8_e4m3fn or per_16:
         raise NotImplementedError(
-            f"{name} has dtype {dtype} and {length} scales along k = {k}: that is NVFP4 (float8_e4m3fn "
-            f"scales, one per 16 weights). Mega MoE needs MXFP4: UE8M0 scales, one per 32 ({k // GROUP} "
-            "here); dequantise and re-quantise with jax_megamoe.quantize_fp4."
+            f"{name} has dtype {dtype} and {length} scales along k = {k}: that is NVFP4 "
+            "(float8_e4m3fn scales, one per 16 weights). Mega MoE needs MXFP4: UE8M0 scales, one "
+            f"per 32 ({k // GROUP} here); dequantise and re-quantise with "
+            "jax_megamoe.quantize_fp4."
         )
     if dtype not in [np.dtype(accepted) for accepted in _SCALE_DTYPES]:
         raise TypeError(
-            f"{name} has dtype {dtype}; accepted are float8_e8m0fnu, uint8 (its bits), float32 (exact powers "
-            "of two) and int32 (four scales packed along k)."
+            f"{name} has dtype {dtype}; accepted are float8_e8m0fnu, uint8 (its bits), float32 "
+            "(exact powers of two) and int32 (four scales packed along k)."
         )
 
 
 def check_scale_values(name: str, scale: Any) -> None:
-    """Refuses concrete float32 scales that are not powers of two in 2^-127..2^127 (tracers pass)."""
+    """Refuses concrete float32 scales other than 2^-127..2^127 (tracers pass)."""
     if np.dtype(scale.dtype) != np.float32:
         return
     for index, values in _concrete_blocks(scale):
@@ -159,13 +166,16 @@ def check_scale_values(name: str, scale: Any) -> None:
             bad = tuple(int(i) for i in np.argwhere(~good)[0])
             where = tuple(start + i for start, i in zip(index, bad, strict=True))
             raise ValueError(
-                f"{name}{list(where)} is {values[bad]!s}; float32 scales must be exact powers of two from "
-                "2^-127 to 2^127 (UE8M0). Re-quantise with jax_megamoe.quantize_fp4 rather than round."
+                f"{name}{list(where)} is {values[bad]!s}; float32 scales must be exact powers of "
+                "two from 2^-127 to 2^127 (UE8M0). Re-quantise with jax_megamoe.quantize_fp4 "
+                "rather than round."
             )
 
 
 def _concrete_blocks(array: Any) -> Iterable[tuple[Sequence[int], np.ndarray]]:
-    """(start index, values) of the parts of an array that this process can read; nothing for tracers."""
+    """(start index, values) of the parts of an array that this process can read; nothing for
+    tracers.
+    """
     if isinstance(array, np.ndarray):
         yield (0,) * array.ndim, np.ascontiguousarray(array)
     elif isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer):
@@ -183,7 +193,9 @@ def check_bias(name: str, dtype: Any) -> None:
 
 
 def check_weight_types(weights: Any) -> None:
-    """Checks the dtypes of weights in the checkpoint layout; NVFP4 is recognised by dtype or by count."""
+    """Checks the dtypes of weights in the checkpoint layout; NVFP4 is recognised by dtype or by
+    count.
+    """
     for name in ("gate_up_proj", "down_proj"):
         check_codes(name, getattr(weights, name).dtype)
     for name in ("gate_up_proj", "down_proj"):
@@ -208,15 +220,16 @@ def check_weight_shapes(weights: Any, *, lead: int = 1) -> tuple[int, int]:
     hidden, intermediate = 2 * half_h, two_i // 2
     if two_i % 2:
         raise ValueError(
-            f"gate_up_proj has {two_i} rows (shape {weights.gate_up_proj.shape}); an even number is accepted: "
-            "I gate rows, then I up rows."
+            f"gate_up_proj has {two_i} rows (shape {weights.gate_up_proj.shape}); an even number "
+            "is accepted: I gate rows, then I up rows."
         )
     check_sizes(hidden, intermediate)
     _check_shape(
         "down_proj",
         weights.down_proj,
         (*experts, hidden, intermediate // 2),
-        f"[E, H, I/2] with H = {hidden} and I = {intermediate} from gate_up_proj {weights.gate_up_proj.shape}",
+        f"[E, H, I/2] with H = {hidden} and I = {intermediate} from gate_up_proj "
+        f"{weights.gate_up_proj.shape}",
     )
     for name in ("gate_up_proj", "down_proj"):
         codes, scale = getattr(weights, name), getattr(weights, f"{name}_scale_inv")
@@ -242,8 +255,8 @@ def check_sizes(hidden: int, intermediate: int) -> None:
     ):
         if value <= 0 or value % GROUP:
             raise ValueError(
-                f"{letter} ({name}) is {value}; a positive multiple of {GROUP} is accepted, since {GROUP} "
-                "values share one scale. Pad the weights with zeros."
+                f"{letter} ({name}) is {value}; a positive multiple of {GROUP} is accepted, since "
+                f"{GROUP} values share one scale. Pad the weights with zeros."
             )
 
 
@@ -257,12 +270,14 @@ def check_counts(num_experts: int, num_slots: int) -> None:
 
 
 def check_preparable(weights: Any, expert_weights: type[Any], prepared_weights: type[Any]) -> None:
-    """Refuses what cannot be prepared: weights already prepared, and anything that is not ExpertWeights."""
+    """Refuses what cannot be prepared: weights already prepared, and anything that is not
+    ExpertWeights.
+    """
     if isinstance(weights, prepared_weights):
         raise ValueError(
-            f"weights are already prepared (for implementation={weights.implementation!r}, layout version "
-            f"{weights.layout_version}); preparing twice would scramble them. Convert with "
-            "prepare_weights(unprepare_weights(weights), implementation)."
+            f"weights are already prepared (for implementation={weights.implementation!r}, layout "
+            f"version {weights.layout_version}); preparing twice would scramble them. Convert "
+            "with prepare_weights(unprepare_weights(weights), implementation)."
         )
     if not isinstance(weights, expert_weights):
         raise TypeError(
@@ -277,18 +292,19 @@ def check_prepared(
     """Refuses weights prepared for another implementation or by another version of its layout."""
     if implementation is not None and implementation != prepared_for:
         raise ValueError(
-            f"implementation is {implementation!r}, but the weights were prepared for {prepared_for!r}. Convert "
-            f"with prepare_weights(unprepare_weights(weights), {implementation!r}), or leave implementation=None."
+            f"implementation is {implementation!r}, but the weights were prepared for "
+            f"{prepared_for!r}. Convert with prepare_weights(unprepare_weights(weights), "
+            f"{implementation!r}), or leave implementation=None."
         )
     if layout_version != current_version:
         raise ValueError(
-            f"the weights were prepared in layout version {layout_version} of {prepared_for!r}, and this "
-            f"jax_megamoe uses version {current_version}. Prepare again from the checkpoint, or unprepare them "
-            "with the release that made them."
+            f"the weights were prepared in layout version {layout_version} of {prepared_for!r}, "
+            f"and this jax_megamoe uses version {current_version}. Prepare again from the "
+            "checkpoint, or unprepare them with the release that made them."
         )
 
 
-# --- the axis -----------------------------------------------------------------------------------------------
+# --- the axis -----------------------------------------------------------------------------------
 
 
 def axis_names(axis_name: AxisName | None) -> tuple[str, ...]:
@@ -296,9 +312,10 @@ def axis_names(axis_name: AxisName | None) -> tuple[str, ...]:
     names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name or ())
     if not names or not all(isinstance(name, str) and name for name in names):
         raise ValueError(
-            f"axis_name is {axis_name!r}: Mega MoE needs an expert-parallel mesh axis, which stands in for the "
-            'process group of the PyTorch layer. Pass its name, e.g. axis_name="ep", and a mesh that has '
-            'it, e.g. jax.make_mesh((jax.device_count(),), ("ep",)); one device is a mesh of size 1.'
+            f"axis_name is {axis_name!r}: Mega MoE needs an expert-parallel mesh axis, which "
+            "stands in for the process group of the PyTorch layer. Pass its name, e.g. "
+            'axis_name="ep", and a mesh that has it, e.g. jax.make_mesh((jax.device_count(),), '
+            '("ep",)); one device is a mesh of size 1.'
         )
     return names
 
@@ -308,16 +325,17 @@ def check_axis_in_mesh(axis_name: AxisName | None, mesh_axes: Sequence[str] | No
     names = axis_names(axis_name)
     if not mesh_axes:
         raise ValueError(
-            f"no mesh was given and none is in context, so axis_name={axis_name!r} names nothing. The axis "
-            "stands in for the process group of the PyTorch layer: pass mesh=jax.make_mesh((jax.device_count"
-            f"(),), ({names[0]!r},)), or enter one with jax.set_mesh(mesh)."
+            f"no mesh was given and none is in context, so axis_name={axis_name!r} names nothing. "
+            "The axis stands in for the process group of the PyTorch layer: pass "
+            f"mesh=jax.make_mesh((jax.device_count(),), ({names[0]!r},)), or enter one with "
+            "jax.set_mesh(mesh)."
         )
     missing = [name for name in names if name not in mesh_axes]
     if missing:
         raise ValueError(
-            f"axis_name={axis_name!r}, but the mesh has the axes {tuple(mesh_axes)}: {missing[0]!r} is not among "
-            "them. The expert-parallel axis stands in for the process group; name one of the mesh's axes, "
-            "or pass a mesh that has it."
+            f"axis_name={axis_name!r}, but the mesh has the axes {tuple(mesh_axes)}: "
+            f"{missing[0]!r} is not among them. The expert-parallel axis stands in for the "
+            "process group; name one of the mesh's axes, or pass a mesh that has it."
         )
 
 
@@ -328,21 +346,21 @@ def check_axis_is_manual(axis_name: AxisName | None, manual_axes: Iterable[str])
     if missing:
         raise ValueError(
             f"axis_name={axis_name!r}, but {missing[0]!r} is not a manual axis here (manual are "
-            f"{tuple(manual_axes)}): mega_moe works on the local arrays of a jax.shard_map over the expert-parallel "
-            "axis, which stands in for the process group. Call it inside that shard_map, or use "
-            "expert_parallel (global arrays, it enters shard_map itself)."
+            f"{tuple(manual_axes)}): mega_moe works on the local arrays of a jax.shard_map over "
+            "the expert-parallel axis, which stands in for the process group. Call it inside "
+            "that shard_map, or use expert_parallel (global arrays, it enters shard_map itself)."
         )
 
 
 def check_experts_divide(num_experts: int, axis_size: int, axis_name: AxisName) -> None:
     if num_experts % axis_size:
         raise ValueError(
-            f"E = {num_experts} experts do not divide over the {axis_size} ranks of axis {axis_name!r}: each rank "
-            "owns E / R experts. Use a mesh axis whose size divides E."
+            f"E = {num_experts} experts do not divide over the {axis_size} ranks of axis "
+            f"{axis_name!r}: each rank owns E / R experts. Use a mesh axis whose size divides E."
         )
 
 
-# --- tokens -------------------------------------------------------------------------------------------------
+# --- tokens -------------------------------------------------------------------------------------
 
 
 def check_tokens(
@@ -358,12 +376,13 @@ def check_tokens(
             )
     if x.shape[-1] != hidden:
         raise ValueError(
-            f"x has H = {x.shape[-1]} channels (shape {x.shape}), but the weights have H = {hidden}."
+            f"x has H = {x.shape[-1]} channels (shape {x.shape}), but the weights have H = "
+            f"{hidden}."
         )
     if topk_idx.shape != topk_weights.shape:
         raise ValueError(
-            f"topk_idx has shape {topk_idx.shape} and topk_weights has shape {topk_weights.shape}; they must be "
-            "equal: [T, K]."
+            f"topk_idx has shape {topk_idx.shape} and topk_weights has shape "
+            f"{topk_weights.shape}; they must be equal: [T, K]."
         )
     if topk_idx.shape[:-1] != x.shape[:-1]:
         raise ValueError(
@@ -373,12 +392,13 @@ def check_tokens(
     slots = topk_idx.shape[-1]
     if not 1 <= slots <= MAX_SLOTS:
         raise ValueError(
-            f"topk_idx has K = {slots} slots a token (shape {topk_idx.shape}); from 1 to {MAX_SLOTS} are accepted."
+            f"topk_idx has K = {slots} slots a token (shape {topk_idx.shape}); from 1 to "
+            f"{MAX_SLOTS} are accepted."
         )
     if num_slots is not None and slots != num_slots:
         raise ValueError(
-            f"topk_idx has K = {slots} slots a token (shape {topk_idx.shape}), but the layer's config has "
-            f"num_experts_per_tok = {num_slots}."
+            f"topk_idx has K = {slots} slots a token (shape {topk_idx.shape}), but the layer's "
+            f"config has num_experts_per_tok = {num_slots}."
         )
 
 
@@ -395,20 +415,21 @@ def check_token_dtypes(x: Any, topk_idx: Any, topk_weights: Any) -> None:
     accepted = [np.dtype(t) for t in (np.float32, jnp.bfloat16, np.float16)]
     if np.dtype(topk_weights) not in accepted:
         raise TypeError(
-            f"topk_weights has dtype {np.dtype(topk_weights)}; float32, bfloat16 and float16 are accepted: cast it "
-            "with topk_weights.astype(jnp.float32)."
+            f"topk_weights has dtype {np.dtype(topk_weights)}; float32, bfloat16 and float16 are "
+            "accepted: cast it with topk_weights.astype(jnp.float32)."
         )
 
 
-# --- activation, transforms ---------------------------------------------------------------------------------
+# --- activation, transforms ---------------------------------------------------------------------
 
 
 def check_activation_name(name: str) -> None:
     if name not in ("swiglu", "silu", "swish"):
         raise NotImplementedError(
-            f"the activation {name!r} is not supported. Supported is the three-parameter SwiGLU, gate * "
-            "sigmoid(swiglu_alpha * gate) * (up + swiglu_beta) with both clamped by swiglu_limit (DeepSeek-V4, "
-            "gpt-oss); another activation is never run as plain SwiGLU."
+            f"the activation {name!r} is not supported. Supported is the three-parameter SwiGLU, "
+            "gate * sigmoid(swiglu_alpha * gate) * (up + swiglu_beta) with both clamped by "
+            "swiglu_limit (DeepSeek-V4, gpt-oss); another activation is never run as plain "
+            "SwiGLU."
         )
 
 
@@ -416,8 +437,8 @@ def check_swiglu(limit: float | None, alpha: float, beta: float) -> None:
     for name, value in (("swiglu_alpha", alpha), ("swiglu_beta", beta), ("swiglu_limit", limit)):
         if isinstance(value, jax.core.Tracer):
             raise TypeError(
-                f"{name} is a traced array ({value}); a Python number is accepted, since it is compiled into the "
-                "call. Mark it static in jax.jit."
+                f"{name} is a traced array ({value}); a Python number is accepted, since it is "
+                "compiled into the call. Mark it static in jax.jit."
             )
         if value is not None and not isinstance(value, (int, float, np.number)):
             raise TypeError(
@@ -434,14 +455,15 @@ def check_swiglu(limit: float | None, alpha: float, beta: float) -> None:
 
 
 DIFFERENTIATION_MESSAGE = (
-    "Mega MoE is inference only: it has no derivative (its weights are FP4 and every step rounds). Put "
-    "jax.lax.stop_gradient around its inputs to differentiate the rest of the model, or train with a "
-    "bfloat16 mixture of experts."
+    "Mega MoE is inference only: it has no derivative (its weights are FP4 and every step "
+    "rounds). Put jax.lax.stop_gradient around its inputs to differentiate the rest of the "
+    "model, or train with a bfloat16 mixture of experts."
 )
 
 VMAP_OVER_WEIGHTS_MESSAGE = (
-    "jax.vmap over the expert weights of Mega MoE is not supported; over tokens (x, topk_idx, topk_weights) it "
-    "is. Fold the batch of weights into the expert axis instead: concatenate the experts and offset topk_idx."
+    "jax.vmap over the expert weights of Mega MoE is not supported; over tokens (x, topk_idx, "
+    "topk_weights) it is. Fold the batch of weights into the expert axis instead: concatenate "
+    "the experts and offset topk_idx."
 )
 
 

@@ -1,8 +1,8 @@
 """Expert weights: as a checkpoint holds them, and prepared for one implementation.
 
-Both are plain pytrees of arrays.  Unflattening never validates, because transformations put None, specs,
-shardings or ShapeDtypeStructs into the leaves; checks run where weights are used.  All preparation goes through
-`prepare_expert`, which knows the layouts; nothing else does.
+Both are plain pytrees of arrays. Unflattening never validates, because transformations put None,
+specs, shardings or ShapeDtypeStructs into the leaves; checks run where weights are used. All
+preparation goes through `prepare_expert`, which knows the layouts; nothing else does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from jax_megamoe import _native, formats, layouts, validation
 
-#: The field names of both classes: the names of the Hugging Face modules, so that checkpoints map one to one.
+#: The field names of both classes, those of the Hugging Face modules: checkpoints map one to one.
 FIELDS = (
     "gate_up_proj",
     "gate_up_proj_scale_inv",
@@ -36,9 +36,10 @@ class ExpertWeights:
     E local or global experts, H hidden size, I intermediate size, both multiples of 32.
 
     Attributes:
-      gate_up_proj: int8 [E, 2I, H/2], two E2M1 codes a byte, even k in the low nibble; gate rows, then up rows.
-      gate_up_proj_scale_inv: UE8M0 [E, 2I, H/32]: float8_e8m0fnu, uint8 bits, float32 powers of two, or int32
-        with four bytes along k.
+      gate_up_proj: int8 [E, 2I, H/2], two E2M1 codes a byte, even k in the low nibble; gate rows,
+        then up rows.
+      gate_up_proj_scale_inv: UE8M0 [E, 2I, H/32]: float8_e8m0fnu, uint8 bits, float32 powers of
+        two, or int32 with four bytes along k.
       down_proj: int8 [E, H, I/2].
       down_proj_scale_inv: UE8M0 [E, H, I/32].
       gate_up_proj_bias: None, or float32 or bfloat16 [E, 2I].
@@ -62,8 +63,9 @@ class ExpertWeights:
 class PreparedWeights:
     """Expert weights in the layout of one implementation, made by `prepare_weights`.
 
-    The array fields keep their names; their shapes are the layout's (see `jax_megamoe.layouts`), with the
-    experts first and scales as uint8 bytes.  The other fields are static: part of the tree's structure.
+    The array fields keep their names; their shapes are the layout's (see `jax_megamoe.layouts`),
+    with the experts first and scales as uint8 bytes. The other fields are static: part of the
+    tree's structure.
 
     Attributes:
       implementation: what the arrays are prepared for; calls with them run it.
@@ -85,20 +87,20 @@ class PreparedWeights:
 
 
 def implementation_of_platform(platform: str) -> str:
-    """What `implementation=None` means on a platform: cpu -> cpu, cuda -> sm100, any other -> xla."""
+    """What `implementation=None` means on a platform: cpu -> cpu, cuda -> sm100, others -> xla."""
     return {"cpu": "cpu", "cuda": "sm100", "gpu": "sm100"}.get(platform, "xla")
 
 
 def prepare_weights(weights: ExpertWeights, implementation: str | None = None) -> PreparedWeights:
     """Rearranges checkpoint weights into the layout of an implementation, once, before serving.
 
-    Jittable; under jit with sharded experts each device prepares its own.  Input and result exist at the same
-    time; `MegaMoe.prepare` works expert by expert.
+    Jittable; under jit with sharded experts each device prepares its own. Input and result exist at
+    the same time; `MegaMoe.prepare` works expert by expert.
 
     Args:
       weights: as a checkpoint holds them.
-      implementation: "cpu", "sm100" or "xla"; None takes the platform of the arrays' devices, inside a trace
-        that of the mesh in context, else of the default backend.
+      implementation: "cpu", "sm100" or "xla"; None takes the platform of the arrays' devices,
+        inside a trace that of the mesh in context, else of the default backend.
 
     Raises:
       ValueError: prepared already; mismatched shapes; float32 scales that are not powers of two.
@@ -116,11 +118,12 @@ def prepare_weights(weights: ExpertWeights, implementation: str | None = None) -
 def prepare_expert(weights: ExpertWeights, implementation: str) -> PreparedWeights:
     """Prepares ONE expert: as `prepare_weights`, on arrays without the leading E axis.
 
-    What `prepare_weights`, `MegaMoe.prepare` and checkpoint loaders share.  NumPy arrays stay on the host and give
-    NumPy arrays.
+    What `prepare_weights`, `MegaMoe.prepare` and checkpoint loaders share. NumPy arrays stay on the
+    host and give NumPy arrays.
 
     Args:
-      weights: gate_up_proj [2I, H/2], gate_up_proj_scale_inv [2I, H/32], down_proj [H, I/2], ... of one expert.
+      weights: gate_up_proj [2I, H/2], gate_up_proj_scale_inv [2I, H/32], down_proj [H, I/2], ... of
+        one expert.
       implementation: "cpu", "sm100" or "xla".
     """
     validation.check_implementation(implementation)
@@ -133,7 +136,8 @@ def prepare_expert(weights: ExpertWeights, implementation: str) -> PreparedWeigh
 
 
 def unprepare_weights(prepared: PreparedWeights) -> ExpertWeights:
-    """The checkpoint weights that `prepare_weights` was given, bit for bit (scales as float8_e8m0fnu).
+    """The checkpoint weights that `prepare_weights` was given, bit for bit (scales as
+    float8_e8m0fnu).
 
     Raises:
       ValueError: the weights are of another layout version.
@@ -141,23 +145,29 @@ def unprepare_weights(prepared: PreparedWeights) -> ExpertWeights:
     """
     if not isinstance(prepared, PreparedWeights):
         raise TypeError(
-            f"weights is a {type(prepared).__name__}; a PreparedWeights is accepted (what prepare_weights returns)."
+            f"weights is a {type(prepared).__name__}; a PreparedWeights is accepted (what "
+            "prepare_weights returns)."
         )
     check_layout(prepared, None)
     return _unprepare_jitted(prepared)
 
 
 def check_weights(weights: ExpertWeights, *, lead: int = 1) -> tuple[int, int]:
-    """Every check on checkpoint weights, values included where they are concrete; returns (H, I)."""
+    """Every check on checkpoint weights, values too where they are concrete; returns (H, I)."""
     validation.check_weight_types(weights)
     sizes = validation.check_weight_shapes(weights, lead=lead)
-    for name in ("gate_up_proj_scale_inv", "down_proj_scale_inv"):
-        validation.check_scale_values(name, getattr(weights, name))
+    check_scale_values(weights)
     return sizes
 
 
+def check_scale_values(weights: ExpertWeights) -> None:
+    """Refuses concrete float32 scales that are no powers of two; reads no other form."""
+    for name in ("gate_up_proj_scale_inv", "down_proj_scale_inv"):
+        validation.check_scale_values(name, getattr(weights, name))
+
+
 def check_layout(prepared: PreparedWeights, implementation: str | None) -> None:
-    """Refuses weights prepared for another implementation than asked, or in another layout version."""
+    """Refuses weights prepared for another implementation, or in another layout version."""
     current = layouts.get(prepared.implementation).VERSION
     validation.check_prepared(
         prepared.implementation, prepared.layout_version, current, implementation
