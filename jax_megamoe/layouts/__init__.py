@@ -1,9 +1,10 @@
 """Prepared weight layouts, one module for each implementation that has one.
 
 A layout module has VERSION (raised whenever a byte moves) and four functions: prepare_codes and
-prepare_scales, from the checkpoint's arrays to the layout's, and their bitwise inverses.  They take any leading
-dimensions and use only what NumPy and jax.numpy arrays share, so that they are jittable and also serve a
-checkpoint loader on the host; `as_uint8` and `as_int8` are the one place where the two differ.
+prepare_scales, from the checkpoint's arrays to the layout's, and their bitwise inverses. They take
+any leading dimensions and use only what NumPy and jax.numpy arrays share, so that they are jittable
+and also serve a checkpoint loader on the host; `as_uint8` and `as_int8` are the one place where the
+two differ.
 """
 
 from __future__ import annotations

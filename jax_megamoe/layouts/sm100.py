@@ -1,7 +1,8 @@
-"""The layout of `implementation="sm100"`, version 0: the checkpoint's own, with scales as uint8 bytes.
+"""The layout of `implementation="sm100"`, version 0: the checkpoint's own, with scales as uint8
+bytes.
 
-The custom call's name and operands are fixed by it, so that programs lower and export for cuda; the kernel's own
-layout comes with the kernel, under version 1.
+The custom call's name and operands are fixed by it, so that programs lower and export for cuda; the
+kernel's own layout comes with the kernel, under version 1.
 """
 
 from __future__ import annotations
