@@ -1,0 +1,266 @@
+// The products: a block of rows times a pair of panels. One body for every path; the including file
+// supplies the instructions as a struct `Isa` and has to say how its registers hold a tile.
+//
+// Isa::V         16 float32 (one panel's rows n)          Isa::X      one row's values of a step
+// Isa::kSteps    dot steps in a group: 32, or 16 if a step takes a pair of k
+// Isa::kTileRows rows of the tallest tile                  Isa::kWide  panels that a tile holds at
+// once: 2 or 1 Isa::kInPlace  tallest block whose weights are decoded as they are used, not to a
+// buffer first Isa::Element   float or uint32_t (pair of bfloat16): one row's values of a step in a
+// packed tile zero, load, store, codes(pointer), decode(codes, step % (kSteps/4)),
+// spread(Element*), dot, fma, powers(scale bytes)
+//
+// Every path, tile height and source of weights runs THE SAME steps for an output: from +0, each
+// group of 32 k is summed in ascending steps on unscaled weights; the sum times the weight's scale
+// is then added to the output, groups ascending. So a row's bits depend on nothing but the row and
+// the weights.
+#pragma once
+
+#include <string.h>
+
+#include "formats.inl"
+#include "pack.inl"
+#include "path.h"
+
+namespace megamoe::cpu {
+namespace {
+
+constexpr int64_t kCodeBlock = 256;  // bytes of codes, and of scales, of a panel's group (layout.h)
+constexpr int64_t kScaleBlock = 16;
+constexpr int64_t kBufferGroups =
+    4;  // groups decoded to the buffer at once: 16 KiB of float32 for two panels
+constexpr int64_t kAhead = 8;  // groups between a prefetch and its use
+
+inline void prefetch_group(const uint8_t* p) {
+  for (int i = 0; i < 4; ++i) __builtin_prefetch(p + i * 64);
+}
+
+// Weights decoded as they are used: each vector of codes yields a quarter of the group's steps.
+template <class Isa>
+struct InPlace {
+  const uint8_t* codes[Isa::kWide];
+  const uint8_t* scales[Isa::kWide];
+
+  struct Quarter {
+    typename Isa::Codes c[Isa::kWide];
+  };
+  Quarter quarter(int64_t g, int v) const {
+    Quarter q;
+    for (int n = 0; n < Isa::kWide; ++n) q.c[n] = Isa::codes(codes[n] + g * kCodeBlock + v * 64);
+    return q;
+  }
+  typename Isa::V weight(const Quarter& q, int64_t, int, int step, int n) const {
+    return Isa::decode(q.c[n], step);
+  }
+  typename Isa::V power(int64_t g, int n) const { return Isa::powers(scales[n] + g * kScaleBlock); }
+};
+
+// Weights decoded once for all tiles of a block: [group][step][panel] vectors, then [group][panel]
+// powers.
+template <class Isa>
+struct Buffered {
+  const float* weights;
+  const float* scale_powers;
+
+  struct Quarter {};
+  Quarter quarter(int64_t, int) const { return {}; }
+  typename Isa::V weight(const Quarter&, int64_t g, int v, int step, int n) const {
+    const int64_t s = g * Isa::kSteps + v * (Isa::kSteps / 4) + step;
+    return Isa::load(weights + (s * Isa::kWide + n) * 16);
+  }
+  typename Isa::V power(int64_t g, int n) const {
+    return Isa::load(scale_powers + (g * Isa::kWide + n) * 16);
+  }
+};
+
+// acc[r * 32 + 16 n ..] += the sum over groups first..last-1 for a tile of kRows rows. x: the tile
+// at group `first`.
+template <class Isa, int kRows, class Weights>
+void tile(const Weights& weights, int64_t first, int64_t last, const uint8_t* const* ahead,
+          const typename Isa::Element* x, float* acc) {
+  using V = typename Isa::V;
+  constexpr int kQuarter = Isa::kSteps / 4;
+  for (int64_t g = first; g < last; ++g) {
+    if (ahead != nullptr) {
+      for (int n = 0; n < Isa::kWide; ++n) prefetch_group(ahead[n] + g * kCodeBlock);
+    }
+    V p[kRows][Isa::kWide];
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+      for (int n = 0; n < Isa::kWide; ++n) p[r][n] = Isa::zero();
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) {
+      const auto quarter = weights.quarter(g, v);
+#pragma GCC unroll 8
+      for (int s = 0; s < kQuarter; ++s) {
+        V w[Isa::kWide];
+#pragma GCC unroll 2
+        for (int n = 0; n < Isa::kWide; ++n) w[n] = weights.weight(quarter, g, v, s, n);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) {
+          const auto xr = Isa::spread(x + r);
+#pragma GCC unroll 2
+          for (int n = 0; n < Isa::kWide; ++n) p[r][n] = Isa::dot(p[r][n], xr, w[n]);
+        }
+        x += kRows;
+      }
+    }
+#pragma GCC unroll 2
+    for (int n = 0; n < Isa::kWide; ++n) {
+      const V power = weights.power(g, n);
+#pragma GCC unroll 16
+      for (int r = 0; r < kRows; ++r) {
+        float* a = acc + r * kPairColumns + n * 16;
+        Isa::store(a, Isa::fma(p[r][n], power, Isa::load(a)));
+      }
+    }
+  }
+}
+
+// The same sums where a scale is extreme: partial * 2^(row scale + weight scale) is formed by two
+// exact multiplications (either may overflow or flush only if the product does), NaN for byte 255.
+// Rows one by one; `scales` is null for a scaled tile, whose rows hold their scales already.
+template <class Isa>
+void tile_careful(const uint8_t* const* codes, const uint8_t* const* scales, int64_t groups,
+                  int rows, const uint8_t* const* row_scales, const typename Isa::Element* x,
+                  float* acc) {
+  for (int r = 0; r < rows; ++r) {
+    for (int n = 0; n < Isa::kWide; ++n) {
+      float* a = acc + r * kPairColumns + n * 16;
+      for (int64_t g = 0; g < groups; ++g) {
+        typename Isa::V p = Isa::zero();
+        for (int v = 0; v < 4; ++v) {
+          const auto c = Isa::codes(codes[n] + g * kCodeBlock + v * 64);
+#pragma GCC unroll 8
+          for (int s = 0; s < Isa::kSteps / 4; ++s) {
+            const int64_t step = g * Isa::kSteps + v * (Isa::kSteps / 4) + s;
+            p = Isa::dot(p, Isa::spread(x + step * rows + r), Isa::decode(c, s));
+          }
+        }
+        float partial[16];
+        Isa::store(partial, p);
+        const int row_scale = row_scales == nullptr ? 127 : row_scales[r][g];
+        for (int i = 0; i < 16; ++i) {
+          const int weight_scale = scales[n][g * kScaleBlock + i];
+          const int e = row_scale + weight_scale - 254, half = e >> 1;
+          const bool nan = row_scale == 255 || weight_scale == 255;
+          const float one = float_of(static_cast<uint32_t>(half + 127) << 23);
+          const float two = float_of(static_cast<uint32_t>(e - half + 127) << 23);
+          a[i] += nan ? float_of(kNanBits) : (partial[i] * one) * two;
+        }
+      }
+    }
+  }
+}
+
+template <class Isa, class Weights, int kRows = Isa::kTileRows>
+void tile_of(int rows, const Weights& weights, int64_t first, int64_t last,
+             const uint8_t* const* ahead, const typename Isa::Element* x, float* acc) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) {
+      tile<Isa, kRows>(weights, first, last, ahead, x, acc);
+    } else {
+      tile_of<Isa, Weights, kRows - 1>(rows, weights, first, last, ahead, x, acc);
+    }
+  }
+}
+
+inline bool within_weight_bounds(const uint8_t* scales, int64_t groups) {
+  uint8_t low = 255, high = 0;
+  for (int64_t i = 0; i < groups * kScaleBlock; ++i) {
+    low = scales[i] < low ? scales[i] : low;
+    high = scales[i] > high ? scales[i] : high;
+  }
+  return low >= kWeightScaleMin && high <= kWeightScaleMax;
+}
+
+template <class Isa>
+inline const typename Isa::Element* tile_start(const RowBlock& rows, const Tile& t,
+                                               int64_t groups) {
+  return reinterpret_cast<const typename Isa::Element*>(rows.packed) +
+         static_cast<int64_t>(t.first) * groups * Isa::kSteps;
+}
+
+// kWide panels from column 16 * `panel` of the pair.
+template <class Isa>
+void multiply_panels(const PanelPair& pair, int panel, const RowBlock& rows, int64_t groups,
+                     float* acc) {
+  InPlace<Isa> direct;
+  bool plain = true;
+  const uint8_t* ahead[Isa::kWide];
+  for (int n = 0; n < Isa::kWide; ++n) {
+    direct.codes[n] = pair.codes[panel + n];
+    direct.scales[n] = pair.scales[panel + n];
+    plain = plain && within_weight_bounds(direct.scales[n], groups);
+  }
+  acc += panel * 16;
+
+  int64_t decoded_rows = 0;
+  for (int32_t i = 0; i < rows.tile_count; ++i) {
+    const Tile& t = rows.tiles[i];
+    if (!plain || !t.scaled) {
+      tile_careful<Isa>(direct.codes, direct.scales, groups, t.rows,
+                        t.scaled ? nullptr : rows.scales + t.first,
+                        tile_start<Isa>(rows, t, groups), acc + t.first * kPairColumns);
+    } else {
+      decoded_rows += t.rows;
+    }
+  }
+  if (decoded_rows == 0) return;
+
+  if (decoded_rows <= Isa::kInPlace) {
+    // Memory-bound: stream the codes, asking for those some groups on; near the end for those that
+    // this thread will want next.
+    const int64_t turn = groups > kAhead ? groups - kAhead : 0;
+    for (int32_t i = 0; i < rows.tile_count; ++i) {
+      const Tile& t = rows.tiles[i];
+      if (!t.scaled) continue;
+      const auto* x = tile_start<Isa>(rows, t, groups);
+      float* a = acc + t.first * kPairColumns;
+      for (int n = 0; n < Isa::kWide; ++n) ahead[n] = direct.codes[n] + kAhead * kCodeBlock;
+      tile_of<Isa>(t.rows, direct, 0, turn, ahead, x, a);
+      for (int n = 0; n < Isa::kWide; ++n) ahead[n] = pair.ahead[panel + n] - turn * kCodeBlock;
+      tile_of<Isa>(t.rows, direct, turn, groups, ahead, x + turn * Isa::kSteps * t.rows, a);
+    }
+    return;
+  }
+
+  alignas(64) float weights[kBufferGroups * Isa::kSteps * Isa::kWide * 16];
+  alignas(64) float powers[kBufferGroups * Isa::kWide * 16];
+  for (int64_t first = 0; first < groups; first += kBufferGroups) {
+    const int64_t count = groups - first < kBufferGroups ? groups - first : kBufferGroups;
+    float *w = weights, *f = powers;
+    for (int64_t g = first; g < first + count; ++g) {
+      for (int v = 0; v < 4; ++v) {
+        const auto quarter = direct.quarter(g, v);
+#pragma GCC unroll 8
+        for (int s = 0; s < Isa::kSteps / 4; ++s) {
+          for (int n = 0; n < Isa::kWide; ++n, w += 16) Isa::store(w, Isa::decode(quarter.c[n], s));
+        }
+      }
+      for (int n = 0; n < Isa::kWide; ++n, f += 16) Isa::store(f, direct.power(g, n));
+      for (int n = 0; n < Isa::kWide; ++n)
+        prefetch_group(direct.codes[n] + (g + kBufferGroups) * kCodeBlock);
+    }
+    const Buffered<Isa> buffered{weights, powers};
+    for (int32_t i = 0; i < rows.tile_count; ++i) {
+      const Tile& t = rows.tiles[i];
+      if (!t.scaled) continue;
+      tile_of<Isa>(t.rows, buffered, 0, count, nullptr,
+                   tile_start<Isa>(rows, t, groups) + first * Isa::kSteps * t.rows,
+                   acc + t.first * kPairColumns);
+    }
+  }
+}
+
+template <class Isa>
+void multiply(const PanelPair& pair, const RowBlock& rows, int64_t groups, float* acc) {
+  memset(acc, 0, sizeof(float) * kPairColumns * static_cast<size_t>(rows.rows));
+  for (int panel = 0; panel < 2; panel += Isa::kWide) {
+    multiply_panels<Isa>(pair, panel, rows, groups, acc);
+  }
+}
+
+}  // namespace
+}  // namespace megamoe::cpu
