@@ -10,6 +10,8 @@ import dataclasses
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 from jax_megamoe import validation
 
 
@@ -61,6 +63,10 @@ class SwiGLU(NamedTuple):
 
 
 def swiglu(limit: float | None, alpha: float, beta: float) -> SwiGLU:
-    """Checks the three parameters (ValueError, TypeError) and gives None its meaning, no limit."""
+    """Checks the three parameters (ValueError, TypeError), rounds them to the float32 that they are
+    in the contract, and gives None its meaning, no limit.
+    """
     validation.check_swiglu(limit, alpha, beta)
-    return SwiGLU(math.inf if limit is None else float(limit), float(alpha), float(beta))
+    given = (math.inf if limit is None else limit, alpha, beta)
+    with np.errstate(over="ignore"):  # a limit beyond float32 is none
+        return SwiGLU(*(float(np.float32(value)) for value in given))

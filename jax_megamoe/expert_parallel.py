@@ -84,6 +84,7 @@ def global_layer(
     assert mesh is not None
     names = validation.axis_names(axis_name)
     manual = set(jax.sharding.get_abstract_mesh().manual_axes)
+    validation.check_axis_is_whole(axis_name, manual)
     check_shapes(x, topk_idx, topk_weights, weights, num_slots)
     experts = weights.gate_up_proj.shape[0]
     ranks = math.prod(mesh.shape[name] for name in names)
@@ -163,10 +164,12 @@ def _sharded(
 
 
 def mesh_of_call(mesh: AnyMesh | None) -> AnyMesh | None:
-    """The mesh given, else the one in context (abstract inside a trace), else None."""
-    if mesh is not None:
-        return mesh
+    """The mesh given, else the one in context (abstract inside a trace), else None; inside a
+    shard_map the one in context in any case, since only it says which axes are manual.
+    """
     context: AnyMesh = jax.sharding.get_abstract_mesh()
+    if mesh is not None and not context.manual_axes:
+        return mesh
     if context.empty:
         return None
     return context if _inside_jit() else jax.sharding.get_mesh()

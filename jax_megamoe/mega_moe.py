@@ -23,6 +23,7 @@ from jax_megamoe.weights import (
     ExpertWeights,
     PreparedWeights,
     check_layout,
+    check_prepared_arrays,
     check_scale_values,
     prepare_in_trace,
 )
@@ -86,6 +87,7 @@ def check_call(weights: Weights, implementation: str | None, devices: Iterable[A
         validation.check_sm100_built(targets.sm100_built())
     if isinstance(weights, PreparedWeights):
         check_layout(weights, implementation)
+        validation.check_weight_arrays(weights)
         validation.check_codes("gate_up_proj", weights.gate_up_proj.dtype)
         validation.check_codes("down_proj", weights.down_proj.dtype)
     elif isinstance(weights, ExpertWeights):
@@ -103,6 +105,7 @@ def check_shapes(
 ) -> None:
     """The last checks: shapes of weights and tokens, dtypes of tokens."""
     if isinstance(weights, PreparedWeights):
+        check_prepared_arrays(weights)
         hidden = weights.hidden_size
     else:
         hidden, _ = validation.check_weight_shapes(weights)
@@ -194,9 +197,11 @@ def _transformable(forward: Callable[..., Array]) -> Callable[..., Array]:
             value if is_batched else jnp.broadcast_to(value, (axis_size, *value.shape))
             for value, is_batched in zip(tokens, tokens_batched, strict=True)
         ]
+        x = batched[0]
+        if x.size == 0:  # a batch of none: as for T = 0, nothing is called
+            return x, True
         folded = [value.reshape(-1, value.shape[-1]) for value in batched]
-        y = folding(*folded, weights)
-        return y.reshape(batched[0].shape), True
+        return folding(*folded, weights).reshape(x.shape), True
 
     call = jax.custom_jvp(folding)
 

@@ -99,8 +99,10 @@ def expert_rows(
         -1
     )
     order = jnp.argsort(expert, stable=True)
-    first = jnp.searchsorted(expert[order], jnp.arange(num_experts + 1, dtype=jnp.int32))
-    first = first.astype(jnp.int32)
+    # Where each expert's slots begin. Not by searchsorted: jax cannot trace it where some mesh axes
+    # are manual and others are not.
+    count = jnp.zeros(num_experts + 2, jnp.int32).at[expert + 1].add(1)
+    first = jnp.cumsum(count, dtype=jnp.int32)
     routing = topk_weights.reshape(-1)
 
     def one_expert(e: Array, rows: Array) -> Array:

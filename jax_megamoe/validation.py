@@ -192,10 +192,46 @@ def check_bias(name: str, dtype: Any) -> None:
         )
 
 
+def check_weight_arrays(weights: Any) -> None:
+    """Refuses fields of ExpertWeights or PreparedWeights that are no arrays; biases may be None."""
+    for name in ("gate_up_proj", "down_proj"):
+        check_array(name, getattr(weights, name))
+        check_array(f"{name}_scale_inv", getattr(weights, f"{name}_scale_inv"))
+        bias = getattr(weights, f"{name}_bias")
+        if bias is not None:
+            check_array(f"{name}_bias", bias)
+
+
+def check_prepared_arrays(weights: Any, expected: Any) -> None:
+    """Refuses prepared weights whose arrays are not those of their layout.
+
+    Args:
+      weights: PreparedWeights, its fields arrays.
+      expected: what the layout has for these weights, with anything that has shape and dtype.
+    """
+    reason = (
+        f"the layout of {weights.implementation!r} for H = {weights.hidden_size}, "
+        f"I = {weights.intermediate_size} and the E of gate_up_proj {weights.gate_up_proj.shape}"
+    )
+    for matrix in ("gate_up_proj", "down_proj"):
+        for name in (matrix, f"{matrix}_scale_inv", f"{matrix}_bias"):
+            value, wanted = getattr(weights, name), getattr(expected, name)
+            if value is None and name.endswith("_bias"):
+                continue
+            if name.endswith("_bias"):
+                check_bias(name, value.dtype)
+            elif value.dtype != wanted.dtype:
+                raise TypeError(
+                    f"{name} has dtype {value.dtype}; {wanted.dtype} is accepted: {reason}."
+                )
+            _check_shape(name, value, tuple(wanted.shape), reason)
+
+
 def check_weight_types(weights: Any) -> None:
     """Checks the dtypes of weights in the checkpoint layout; NVFP4 is recognised by dtype or by
     count.
     """
+    check_weight_arrays(weights)
     for name in ("gate_up_proj", "down_proj"):
         check_codes(name, getattr(weights, name).dtype)
     for name in ("gate_up_proj", "down_proj"):
@@ -248,11 +284,17 @@ def check_weight_shapes(weights: Any, *, lead: int = 1) -> tuple[int, int]:
     return hidden, intermediate
 
 
+def check_integer(name: str, value: Any) -> None:
+    if not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} is {value!r} ({type(value).__name__}); an integer is accepted.")
+
+
 def check_sizes(hidden: int, intermediate: int) -> None:
     for letter, name, value in (
         ("H", "hidden size", hidden),
         ("I", "intermediate size", intermediate),
     ):
+        check_integer(f"{letter} ({name})", value)
         if value <= 0 or value % GROUP:
             raise ValueError(
                 f"{letter} ({name}) is {value}; a positive multiple of {GROUP} is accepted, since "
@@ -261,6 +303,8 @@ def check_sizes(hidden: int, intermediate: int) -> None:
 
 
 def check_counts(num_experts: int, num_slots: int) -> None:
+    check_integer("num_experts", num_experts)
+    check_integer("num_experts_per_tok", num_slots)
     if num_experts < 1:
         raise ValueError(f"num_experts is {num_experts}; at least 1 is accepted.")
     if not 1 <= num_slots <= MAX_SLOTS:
@@ -309,7 +353,7 @@ def check_prepared(
 
 def axis_names(axis_name: AxisName | None) -> tuple[str, ...]:
     """The axis as a tuple of names; refuses none at all."""
-    names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name or ())
+    names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
     if not names or not all(isinstance(name, str) and name for name in names):
         raise ValueError(
             f"axis_name is {axis_name!r}: Mega MoE needs an expert-parallel mesh axis, which "
@@ -352,6 +396,18 @@ def check_axis_is_manual(axis_name: AxisName | None, manual_axes: Iterable[str])
         )
 
 
+def check_axis_is_whole(axis_name: AxisName, manual_axes: Iterable[str]) -> None:
+    """Refuses `expert_parallel` where some axes of a several-axis name are manual and some not."""
+    names = axis_names(axis_name)
+    manual = [name for name in names if name in set(manual_axes)]
+    if manual and len(manual) < len(names):
+        raise ValueError(
+            f"axis_name={axis_name!r}, but only {tuple(manual)} of these axes are manual here: the "
+            "experts are split over all of them at once. Make all of them manual in the enclosing "
+            "jax.shard_map, or none."
+        )
+
+
 def check_experts_divide(num_experts: int, axis_size: int, axis_name: AxisName) -> None:
     if num_experts % axis_size:
         raise ValueError(
@@ -367,6 +423,8 @@ def check_tokens(
     x: Any, topk_idx: Any, topk_weights: Any, hidden: int, num_slots: int | None = None
 ) -> None:
     """Checks dtypes, then shapes, of x [..., H], topk_idx [..., K] and topk_weights [..., K]."""
+    for name, value in (("x", x), ("topk_idx", topk_idx), ("topk_weights", topk_weights)):
+        check_array(name, value)
     check_token_dtypes(x.dtype, topk_idx.dtype, topk_weights.dtype)
     for name, value in (("x", x), ("topk_idx", topk_idx), ("topk_weights", topk_weights)):
         if len(value.shape) < 2:
@@ -402,6 +460,15 @@ def check_tokens(
         )
 
 
+def check_array(name: str, value: Any) -> None:
+    """Refuses what is no array, such as lists, None and another framework's tensors."""
+    if not isinstance(getattr(value, "dtype", None), np.dtype) or not hasattr(value, "shape"):
+        raise TypeError(
+            f"{name} is a {type(value).__name__}; a JAX or NumPy array is accepted: convert it with "
+            f"jnp.asarray({name})."
+        )
+
+
 def check_token_dtypes(x: Any, topk_idx: Any, topk_weights: Any) -> None:
     if np.dtype(x) != jnp.bfloat16:
         raise TypeError(
@@ -417,6 +484,54 @@ def check_token_dtypes(x: Any, topk_idx: Any, topk_weights: Any) -> None:
         raise TypeError(
             f"topk_weights has dtype {np.dtype(topk_weights)}; float32, bfloat16 and float16 are "
             "accepted: cast it with topk_weights.astype(jnp.float32)."
+        )
+
+
+# --- modules ------------------------------------------------------------------------------------
+
+
+def check_fits_config(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Refuses weights of other sizes than a layer's config gives."""
+    if found != expected:
+        raise ValueError(
+            f"{name} is {found}, but the layer's config gives {expected}. Make the MegaMoeConfig from "
+            "the checkpoint's own sizes."
+        )
+
+
+def check_bias_given(name: str, given: bool, use_bias: bool) -> None:
+    """Refuses biases that a layer's config does not have, and their absence where it has."""
+    if given != use_bias:
+        found = "given" if given else "missing"
+        raise ValueError(
+            f"{name} is {found}, but the layer's config has use_bias={use_bias}. Set "
+            f"use_bias={given}, or {'leave the bias out' if given else 'give the bias'}."
+        )
+
+
+def check_dense(name: str, dtype: Any) -> None:
+    """Refuses experts to be quantised that are not floating point."""
+    if not jnp.issubdtype(dtype, jnp.floating) or np.dtype(dtype).itemsize < 2:
+        raise TypeError(
+            f"{name} has dtype {np.dtype(dtype)}; float32, bfloat16 and float16 are accepted. Experts "
+            "that are quantised already go in as weights=ExpertWeights(...)."
+        )
+
+
+def check_prepare_target(asked: str | None, made_for: str | None) -> None:
+    """Refuses to prepare a module for another implementation than it was made for."""
+    if asked is not None and made_for is not None and asked != made_for:
+        raise ValueError(
+            f"implementation is {asked!r}, but this MegaMoe was made with implementation={made_for!r}, "
+            "which could not run weights prepared for another. Leave one of the two None."
+        )
+
+
+def check_capacity(max_tokens_per_rank: int) -> None:
+    check_integer("max_tokens_per_rank", max_tokens_per_rank)
+    if max_tokens_per_rank < 1:
+        raise ValueError(
+            f"max_tokens_per_rank is {max_tokens_per_rank}; at least 1 is accepted."
         )
 
 
@@ -449,9 +564,10 @@ def check_swiglu(limit: float | None, alpha: float, beta: float) -> None:
         raise ValueError(
             f"swiglu_limit is {limit}; a number >= 0, inf or None (no limit) is accepted."
         )
+    largest = float(np.finfo(np.float32).max)
     for name, value in (("swiglu_alpha", alpha), ("swiglu_beta", beta)):
-        if value is None or not math.isfinite(value):
-            raise ValueError(f"{name} is {value}; a finite number is accepted.")
+        if value is None or not abs(value) <= largest:
+            raise ValueError(f"{name} is {value}; a finite float32 number is accepted.")
 
 
 DIFFERENTIATION_MESSAGE = (

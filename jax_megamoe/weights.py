@@ -148,7 +148,9 @@ def unprepare_weights(prepared: PreparedWeights) -> ExpertWeights:
             f"weights is a {type(prepared).__name__}; a PreparedWeights is accepted (what "
             "prepare_weights returns)."
         )
+    validation.check_weight_arrays(prepared)
     check_layout(prepared, None)
+    check_prepared_arrays(prepared)
     return _unprepare_jitted(prepared)
 
 
@@ -172,6 +174,35 @@ def check_layout(prepared: PreparedWeights, implementation: str | None) -> None:
     validation.check_prepared(
         prepared.implementation, prepared.layout_version, current, implementation
     )
+
+
+def check_prepared_arrays(prepared: PreparedWeights) -> None:
+    """Refuses prepared weights whose arrays do not have the shapes and dtypes of their layout."""
+    experts = prepared.gate_up_proj.shape[0] if prepared.gate_up_proj.ndim else 0
+    sizes = (experts, prepared.hidden_size, prepared.intermediate_size)
+    validation.check_prepared_arrays(prepared, _layout_arrays(prepared.implementation, *sizes))
+
+
+@functools.cache
+def _layout_arrays(
+    implementation: str, experts: int, hidden: int, intermediate: int
+) -> PreparedWeights:
+    """The shapes and dtypes that a layout has, biases included."""
+
+    def weights() -> PreparedWeights:
+        fields = {
+            "gate_up_proj": (2 * intermediate, hidden // 2, jnp.int8),
+            "gate_up_proj_scale_inv": (2 * intermediate, hidden // formats.GROUP, jnp.uint8),
+            "down_proj": (hidden, intermediate // 2, jnp.int8),
+            "down_proj_scale_inv": (hidden, intermediate // formats.GROUP, jnp.uint8),
+            "gate_up_proj_bias": (2 * intermediate, jnp.float32),
+            "down_proj_bias": (hidden, jnp.float32),
+        }
+        arrays = {name: jnp.zeros((experts, *s[:-1]), s[-1]) for name, s in fields.items()}
+        return _prepare(ExpertWeights(**arrays), implementation)
+
+    shapes: PreparedWeights = jax.eval_shape(weights)
+    return shapes
 
 
 def canonical(weights: ExpertWeights) -> ExpertWeights:
