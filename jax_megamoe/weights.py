@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 
@@ -26,6 +28,9 @@ FIELDS = (
     "gate_up_proj_bias",
     "down_proj_bias",
 )
+
+#: The static fields of PreparedWeights.
+STATIC_FIELDS = ("implementation", "layout_version", "hidden_size", "intermediate_size")
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=FIELDS, meta_fields=())
@@ -57,7 +62,7 @@ class ExpertWeights:
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=FIELDS,
-    meta_fields=("implementation", "layout_version", "hidden_size", "intermediate_size"),
+    meta_fields=STATIC_FIELDS,
 )
 @dataclasses.dataclass(frozen=True)
 class PreparedWeights:
@@ -84,6 +89,26 @@ class PreparedWeights:
     layout_version: int = dataclasses.field(kw_only=True)
     hidden_size: int = dataclasses.field(kw_only=True)
     intermediate_size: int = dataclasses.field(kw_only=True)
+
+
+def _register_for_export(nodetype: type[Any], static_fields: tuple[str, ...]) -> None:
+    """Lets `jax.export` serialise programs that take such weights; the name is stored with them."""
+
+    def build(static: Any, children: Any) -> Any:
+        fields = zip((*FIELDS, *static_fields), (*children, *static), strict=True)
+        return nodetype(**dict(fields))
+
+    jax.export.register_pytree_node_serialization(
+        nodetype,
+        serialized_name=f"jax_megamoe.{nodetype.__name__}",
+        serialize_auxdata=lambda static: json.dumps(list(static)).encode(),
+        deserialize_auxdata=lambda raw: tuple(json.loads(raw)),
+        from_children=build,
+    )
+
+
+_register_for_export(ExpertWeights, ())
+_register_for_export(PreparedWeights, STATIC_FIELDS)
 
 
 def implementation_of_platform(platform: str) -> str:
