@@ -1,5 +1,5 @@
-"""Binds the shared test base to `jax_megamoe.mega_moe`, as a user calls it: jitted, inside `shard_map`
-over a mesh axis of one device. Which implementation runs is the subclass's choice."""
+"""Binds the shared test base to `jax_megamoe.mega_moe`, as a user calls it: jitted, inside
+`shard_map` over a mesh axis of one device. Which implementation runs is the subclass's choice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from oracle import Array
 
 
 @functools.cache
-def _layer(implementation: str, activation: tuple[tuple[str, Any], ...]) -> Callable[..., jax.Array]:
+def _layer(
+    implementation: str, activation: tuple[tuple[str, Any], ...]
+) -> Callable[..., jax.Array]:
     mesh = jax.make_mesh((1,), ("ep",), axis_types=(AxisType.Auto,), devices=jax.devices("cpu")[:1])
     call = functools.partial(
         jax_megamoe.mega_moe, axis_name="ep", implementation=implementation, **dict(activation)
@@ -33,7 +35,12 @@ class BoundContract(Contract):
         return jax_megamoe.ExpertWeights(**weights)
 
     def run(
-        self, x: Array, topk_idx: Array, topk_weights: Array, weights: dict[str, Array], **activation: Any
+        self,
+        x: Array,
+        topk_idx: Array,
+        topk_weights: Array,
+        weights: dict[str, Array],
+        **activation: Any,
     ) -> Array:
         layer = _layer(self.implementation, tuple(sorted(activation.items())))
         return np.asarray(layer(x, topk_idx, topk_weights, self.weights(weights)))

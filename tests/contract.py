@@ -1,10 +1,10 @@
 """The test base that every implementation passes: one test a promise of the contract.
 
-A subclass provides `run`; `test_contract_cpu.py` and `test_contract_xla.py` bind it to the package and
-`test_oracle.py` to the oracle, and to mutants to show that each test catches the faults it is about.
-Expectations come from the oracle or from another call of `run`, never from the implementation's
-source. Where the promise is about bits, uint16 views are compared, so that signs of zero and NaN
-payloads count.
+A subclass provides `run`; `test_contract_cpu.py` and `test_contract_xla.py` bind it to the package
+and `test_oracle.py` to the oracle, and to mutants to show that each test catches the faults it is
+about. Expectations come from the oracle or from another call of `run`, never from the
+implementation's source. Where the promise is about bits, uint16 views are compared, so that signs
+of zero and NaN payloads count.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from data import Case, exact_case, random_case, shapes
+from data import Case, exact_case, fragile_case, random_case, shapes
 from hypothesis import HealthCheck, Phase, given, settings
-from oracle import E2M1, Array, bf16, pack, widen
+from oracle import E2M1, E8M0, Array, bf16, pack, widen
 
 BF16 = ml_dtypes.bfloat16
 CANONICAL_NAN = 0x7FC0
 
-# Fixed for CI: the same examples on every run and machine. Shrinking would recompile for every shape.
+# Fixed for CI: the same examples on every run and machine. Shrinking would recompile every shape.
 PROFILE = settings(
     derandomize=True,
     database=None,
@@ -32,15 +32,16 @@ PROFILE = settings(
 )
 
 # ||a - b|| / ||b|| per row between two implementations that sum in different orders.
-#   * A float32 sum over k <= 4096 differs by about 2^-24 * sqrt(k) of the norm of its terms, 2^-18. It
-#     moves gate or up across a bfloat16 rounding boundary for one element in 2^10, by 2^-8.
-#   * Such an element, or one whose exp differs in the last bit, crosses a boundary of E4M3 with
-#     probability 2^-8 / 2^-4 and then moves by at most 2^-3. Over I elements the root mean square of
-#     that is below 2^-3 * sqrt(2^-14) = 2^-10 of the row.
-#   * The rows and their sum are rounded to bfloat16: 2^-9 an element at most, on each side, with a
-#     root mean square of 2^-9 / sqrt(3), each for the few elements that differ.
-# Together below 2^-8; the contract grants 2^-6 for heavy-tailed rows in which one of the few
-# elements that differ is among the largest. A wrong scale, nibble or expert is off by 2^-1 and more.
+# * A float32 sum over k <= 4096 is off by about 2^-24 * sqrt(k) of the norm of its terms: 2^-18. It
+#   moves gate or up across a boundary of bfloat16 for one element in 2^10, and then by 2^-8.
+# * Such an element, or one whose exp differs in its last bit, crosses a boundary of E4M3 with a
+#   probability of 2^-8 / 2^-4, and then moves by 2^-3 at most. The root mean square over I elements
+#   is below 2^-3 * sqrt(2^-14) = 2^-10 of the row.
+# * Rows and their sum are rounded to bfloat16, which moves the few elements that differ by 2^-8.
+# Together below 2^-8 (`test_oracle.py` finds less: such sums are mostly exact in float32, see
+# `fragile_case`, so that only exp and the division are left to differ). The contract grants 2^-6 for heavy-tailed rows
+# where one of the few moved elements is among the largest. A wrong scale, nibble or expert is off
+# by 2^-1 and more.
 ROW_BOUND = 2.0**-6
 
 EXACT: dict[str, dict[str, Any]] = {
@@ -73,7 +74,7 @@ RANDOM: dict[str, dict[str, Any]] = {
     "a limit that bites": {"limit": 0.5, "beta": 0.25},
     "limit 0 with beta": {"limit": 0.0, "beta": 1.0},
     "negative alpha": {"alpha": -0.5, "beta": -1.0, "bias": True},
-    "a deep and a wide matrix": {"hidden": 1024, "intermediate": 512, "tokens": 40, "slots": 4},
+    "deep matrices": {"hidden": 1024, "intermediate": 512, "slots": 4},
 }
 
 
@@ -126,12 +127,14 @@ def take(case: Case, tokens: Any) -> Case:
 # --- special data -------------------------------------------------------------------------------
 
 
-def every_scale_byte() -> Case:
-    """Expert b has byte b over its up rows and 254 - b over its down rows; tokens and routing weights
-    bring each product back into float32's range, though no operand dequantised alone need be in it.
+def every_scale_byte(least: float) -> Case:
+    """Expert b has byte b over its up rows and 254 - b over its down rows; tokens and routing
+    weights bring each product back into float32's range, though no operand dequantised alone need
+    be in it.
 
     Every row of a matrix has one non-zero code, so nothing is summed; groups without one have any
-    scale. Gates are 64. Token scales span 2^-22 to 2^119; 448 * 2^119 is nearly bfloat16's largest.
+    scale. No weight is smaller than `least`. Gates are 64. Token scales span 2^-22 to 2^119, where
+    448 * 2^119 is nearly bfloat16's largest.
     """
     experts, hidden, intermediate = 255, 64, 32
     rng = np.random.default_rng(0)
@@ -143,12 +146,16 @@ def every_scale_byte() -> Case:
     values[:, 0] = 448
     x[:, 32:] = np.ldexp(values, up_exponent[:, None])
 
+    def live_codes(byte: Array, shape: tuple[int, int]) -> Array:
+        lowest = np.searchsorted(E2M1[:8], least / E8M0[byte]).clip(1)
+        return rng.integers(lowest[:, None], 8, shape) | rng.choice([0, 8], shape)
+
     codes = np.zeros((experts, 2 * intermediate, hidden), np.uint8)
     scale = rng.integers(0, 255, (experts, 2 * intermediate, hidden // 32))
     codes[:, :intermediate, 0] = 2
     scale[:, :intermediate, 0] = 127
     up = np.arange(intermediate)
-    codes[:, intermediate + up, 32 + rng.permutation(32)] = rng.integers(1, 16, (experts, 32)) | 1
+    codes[:, intermediate + up, 32 + rng.permutation(32)] = live_codes(byte, (experts, 32))
     scale[:, intermediate:, 1] = byte[:, None]
 
     # |a| <= 64 * up * weight, at most 2^(b - 127) times a little, with room inside float32's range.
@@ -156,7 +163,9 @@ def every_scale_byte() -> Case:
     weight = np.exp2(np.round(np.clip(byte - 127, -112, 108) - up_size).clip(-126, 127))
 
     down = np.zeros((experts, hidden, intermediate), np.uint8)
-    down[:, np.arange(hidden), rng.integers(0, intermediate, hidden)] = rng.integers(1, 8, (experts, hidden))
+    down[:, np.arange(hidden), rng.integers(0, intermediate, hidden)] = live_codes(
+        254 - byte, (experts, hidden)
+    )
     weights = {
         "gate_up_proj": pack(codes),
         "gate_up_proj_scale_inv": scale.astype(np.uint8),
@@ -171,7 +180,9 @@ def every_scale_byte() -> Case:
 
 def small_case(**changes: Any) -> Case:
     """Random data without skipped slots: 12 tokens, 4 experts, 3 slots."""
-    return random_case(7, **{"tokens": 12, "hidden": 64, "intermediate": 64, "skips": False, **changes})
+    return random_case(
+        7, **{"tokens": 12, "hidden": 64, "intermediate": 64, "skips": False, **changes}
+    )
 
 
 NAN_BITS = {"quiet NaN": 0x7FC0, "negative NaN": 0xFFFF, "signalling NaN": 0x7F81}
@@ -187,7 +198,12 @@ class Contract:
     examples = 20
 
     def run(
-        self, x: Array, topk_idx: Array, topk_weights: Array, weights: dict[str, Array], **activation: Any
+        self,
+        x: Array,
+        topk_idx: Array,
+        topk_weights: Array,
+        weights: dict[str, Array],
+        **activation: Any,
     ) -> Array:
         raise NotImplementedError
 
@@ -219,7 +235,14 @@ class Contract:
         check()
 
     def test_every_scale_byte_multiplies_exactly(self) -> None:
-        case = every_scale_byte()
+        self._check_scale_bytes(least=2.0**-126)
+
+    def test_weights_below_float32s_normal_range_keep_products_within_it(self) -> None:
+        # The products are far above 2^-126; only an operand dequantised by itself would be flushed.
+        self._check_scale_bytes(least=2.0**-128)
+
+    def _check_scale_bytes(self, least: float) -> None:
+        case = every_scale_byte(least)
         want = case.oracle()
         assert (np.isfinite(widen(want)) & (np.abs(widen(want)) >= 2.0**-126)).all()
         assert_same_bits(self.result(case), want)
@@ -263,7 +286,7 @@ class Contract:
 
     # -- routing
 
-    @pytest.mark.parametrize("slots", [1, 2, 3, 7, 8, 16, 31, 32])
+    @pytest.mark.parametrize("slots", [1, 2, 5, 31, 32])
     def test_any_number_of_slots(self, slots: int) -> None:
         case = exact_case(slots, tokens=5, slots=slots, hidden=32, intermediate=32)
         assert_same_bits(self.result(case), case.oracle())
@@ -408,7 +431,9 @@ class Contract:
         weights["down_proj"] = pack(down)
         weights["down_proj_scale_inv"] = np.full_like(case.weights["down_proj_scale_inv"], 127)
         ids = np.array([[0], [1], [2], [3], [0], [-1]], np.int32)
-        over = changed(case, x=x, topk_idx=ids, topk_weights=np.ones((6, 1), np.float32), weights=weights)
+        over = changed(
+            case, x=x, topk_idx=ids, topk_weights=np.ones((6, 1), np.float32), weights=weights
+        )
         want = over.oracle()
         assert np.isnan(widen(want[:5])).all() if limit is None else (widen(want[:5]) == 120).all()
         assert_same_bits(self.result(over), want)
@@ -480,10 +505,8 @@ class Contract:
     # -- independence, bit for bit
 
     def _batch(self, tokens: int) -> Case:
-        """Deep enough that another order of summation shows in most rows."""
-        return random_case(
-            41, tokens=tokens, hidden=512, intermediate=256, experts=3, slots=2, bias=True, skips=False
-        )
+        """Data that shows any other order of summation in nearly every element."""
+        return fragile_case(41, tokens=tokens)
 
     def test_result_of_a_token_does_not_depend_on_the_batch_or_its_place(self) -> None:
         case = self._batch(max(self.batches))

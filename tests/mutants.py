@@ -1,7 +1,7 @@
 """Planted faults: the oracle with one step wrong, each a mistake somebody could make or has made.
 
-`test_oracle.py` runs the checks of `contract.py` on them: a check that a mutant passes proves nothing
-about that mistake. One class a fault, one method overridden; the class name is the fault.
+`test_oracle.py` runs the checks of `contract.py` on them: a check that a mutant passes proves
+nothing about that mistake. One class a fault, one method overridden; the class name is the fault.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import numpy as np
 from oracle import (
     AMAX_FLOOR,
     E2M1,
-    E2M1_MAX,
     E4M3,
     E4M3_MAX,
     E8M0,
@@ -80,7 +79,9 @@ class ScaleByte255IsLarge(Oracle):
 
 class ScaleByte255SkipsZeroCodes(Oracle):
     def matrix(self, name: str, expert: int) -> Array:
-        return np.where(E2M1[unpack(self.weights[name][expert])] == 0, 0, super().matrix(name, expert))
+        return np.where(
+            E2M1[unpack(self.weights[name][expert])] == 0, 0, super().matrix(name, expert)
+        )
 
 
 class WeightsDequantisedInFloat32(Oracle):
@@ -138,7 +139,9 @@ class SkippedSlotTimesZero(Oracle):
 
     def combine(self, rows: Array, valid: Array, topk_idx: Array) -> Array:
         skipped_nan = np.isnan(self.last_weights) & ~valid
-        return super().combine(np.where(skipped_nan[..., None], np.nan, rows), valid | True, topk_idx)
+        return super().combine(
+            np.where(skipped_nan[..., None], np.nan, rows), valid | True, topk_idx
+        )
 
     def rows(self, x: Array, topk_idx: Array, topk_weights: Array) -> Array:
         self.last_weights = widen(topk_weights)
@@ -180,29 +183,42 @@ class DenseExperts(Oracle):
         return rows
 
 
-class BatchShiftsSums(Oracle):
-    """The bits of a sum depend on the number of rows computed together."""
+def _split_sum(rows: Array, matrix: Array, parts: int) -> Array:
+    """float32 sums over k in `parts` interleaved chains."""
+    chains = [
+        np.cumsum((rows[:, None, i::parts] * matrix[:, i::parts]).astype(np.float32), axis=-1)
+        for i in range(parts)
+    ]
+    return widen(np.sum([chain[..., -1] for chain in chains], axis=0, dtype=np.float32))
+
+
+class BatchChoosesOrder(Oracle):
+    """A kernel for one row sums in another order than that for several."""
 
     def product(self, rows: Array, matrix: Array) -> Array:
-        return super().product(rows, matrix) * (1 + 2.0**-10 * (len(rows) > 1))
+        with np.errstate(invalid="ignore", over="ignore"):
+            return _split_sum(rows, matrix, 4 if len(rows) == 1 else 1)
 
 
-class PositionShiftsSums(Oracle):
-    """Rows of a second tile are summed in another way than those of the first."""
+class PlaceChoosesOrder(Oracle):
+    """The rows that remain behind the last whole tile of eight are summed in another order."""
 
     def product(self, rows: Array, matrix: Array) -> Array:
-        tile = (np.arange(len(rows)) // 8)[:, None]
-        return super().product(rows, matrix) * (1 + 2.0**-10 * tile)
+        whole = len(rows) // 8 * 8
+        with np.errstate(invalid="ignore", over="ignore"):
+            parts = [_split_sum(rows[:whole], matrix, 1), _split_sum(rows[whole:], matrix, 2)]
+        return np.concatenate(parts)
 
 
-class RunShiftsSums(Oracle):
-    """Another result on every call, as from a race."""
+class RunChoosesOrder(Oracle):
+    """Partial sums are added as threads finish."""
 
     calls = 0
 
     def product(self, rows: Array, matrix: Array) -> Array:
-        RunShiftsSums.calls += 1
-        return super().product(rows, matrix) * (1 + 2.0**-10 * RunShiftsSums.calls)
+        RunChoosesOrder.calls += 1
+        with np.errstate(invalid="ignore", over="ignore"):
+            return _split_sum(rows, matrix, 1 + RunChoosesOrder.calls % 5)
 
 
 # --- step 1 -------------------------------------------------------------------------------------
@@ -250,7 +266,9 @@ def _quantised_badly(x: Array, floor: float, how: str) -> Array:
         "one too large": ratio > 0,
     }[how]
     least = 1 if floor == 0 else 127 - 22
-    moved = np.where(scale == 255, 255, np.maximum(scale.astype(int) + step, least)).astype(np.uint8)
+    moved = np.where(scale == 255, 255, np.maximum(scale.astype(int) + step, least)).astype(
+        np.uint8
+    )
     with np.errstate(invalid="ignore"):
         return dequantise(E4M3[encode_e4m3(dequantise(x, 254 - np.minimum(moved, 254)))], moved)
 
@@ -504,7 +522,9 @@ class ExponentWraps(Oracle):
     def requantise(self, a: Array) -> Array:
         amax = np.abs(grouped(a)).max(-1)
         tiny = (amax > 0) & (amax <= E4M3_MAX * 2.0**-127)
-        return (grouped(super().requantise(a)) * np.where(tiny, 2.0**127, 1.0)[..., None]).reshape(a.shape)
+        return (grouped(super().requantise(a)) * np.where(tiny, 2.0**127, 1.0)[..., None]).reshape(
+            a.shape
+        )
 
 
 class RequantisedTruncated(Oracle):

@@ -1,11 +1,12 @@
 """The layer in NumPy float64, written from the contract alone: the judge of every implementation.
 
-It decides what the right bits are; `data.py` makes inputs, `contract.py` compares, `mutants.py` plants
-faults by overriding one method of `Oracle`. It shares no code with the package: the formats are
-built here from the definitions in OCP MX v1.0 (E2M1, E4M3, E8M0) by exact arithmetic, and ml_dtypes
-serves as a type only. Everything is a float64 array whose values lie on the lattice of the type the
-contract names; `f32` and `bf16` are the places where the contract rounds. A float64 operation on two
-float32 operands followed by `f32` is the correctly rounded float32 operation (53 >= 2 * 24 + 2).
+It decides what the right bits are; `data.py` makes inputs, `contract.py` compares, `mutants.py`
+plants faults by overriding one method of `Oracle`. It shares no code with the package: the formats
+are built here from the definitions in OCP MX v1.0 (E2M1, E4M3, E8M0) by exact arithmetic, and
+ml_dtypes serves as a type only. Everything is a float64 array whose values lie on the lattice of
+the type the contract names; `f32` and `bf16` are the places where the contract rounds. A float64
+operation on two float32 operands followed by `f32` is the correctly rounded float32 operation (53
+>= 2 * 24 + 2).
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def decode_minifloat(exponent_bits: int, mantissa_bits: int, bias: int) -> Array
     mantissa = codes & ((1 << mantissa_bits) - 1)
     exponent = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1)
     significand = np.where(exponent == 0, mantissa, mantissa + (1 << mantissa_bits))
-    magnitude = np.ldexp(significand.astype(np.float64), np.maximum(exponent, 1) - bias - mantissa_bits)
+    magnitude = np.ldexp(
+        significand.astype(np.float64), np.maximum(exponent, 1) - bias - mantissa_bits
+    )
     return np.where(codes >> (exponent_bits + mantissa_bits), -magnitude, magnitude)
 
 

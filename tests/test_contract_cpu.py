@@ -1,4 +1,5 @@
-"""The contract's tests on the CPU custom call: plain weights (prepared inside the trace) and prepared ones."""
+"""The contract's tests on the CPU custom call: plain weights (prepared inside the trace) and
+prepared ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`jax_megamoe.formats` on every code, tie, scale byte and boundary, against the oracle and ml_dtypes.
+"""`jax_megamoe.formats` on every code, tie, scale byte and boundary, against the oracle and
+ml_dtypes.
 
 Where inputs cannot be enumerated (float32), they are chosen around every place where the result
 changes. Results are compared as codes and bits; only NaN is compared as NaN.
@@ -47,12 +48,19 @@ def raw(array: Array) -> Array:
 def around(values: Array) -> Array:
     """Each float32 value of either sign, with its neighbours."""
     values = np.asarray(values, np.float32)
-    values = np.concatenate([values, np.nextafter(values, np.float32(0)), np.nextafter(values, np.finfo(np.float32).max)])
+    values = np.concatenate(
+        [
+            values,
+            np.nextafter(values, np.float32(0)),
+            np.nextafter(values, np.finfo(np.float32).max),
+        ]
+    )
     return np.concatenate([values, -values])
 
 
 def in_groups(amax: Array, filling: Array | None = None) -> Array:
-    """One group of 32 per amax: it stands at a random place among values not larger, of either sign."""
+    """One group of 32 per amax: it stands at a random place among values not larger, of either
+    sign."""
     rng = np.random.default_rng(0)
     groups = np.zeros((len(amax), 32)) if filling is None else filling
     groups = np.clip(groups, -np.abs(amax)[:, None], np.abs(amax)[:, None])
@@ -81,7 +89,9 @@ def test_e2m1_encodes_its_own_values(mode: Any) -> None:
 def test_e2m1_rounds_ties_to_even_and_their_neighbours_to_nearest(mode: Any) -> None:
     ties = (E2M1[:7] + E2M1[1:8]) / 2
     # Between codes c and c + 1 the even one wins; 0.25 goes to 0, never to the code of -0.
-    np.testing.assert_array_equal(mode(formats.encode_e2m1, ties.astype(np.float32)), [0, 2, 2, 4, 4, 6, 6])
+    np.testing.assert_array_equal(
+        mode(formats.encode_e2m1, ties.astype(np.float32)), [0, 2, 2, 4, 4, 6, 6]
+    )
     np.testing.assert_array_equal(
         mode(formats.encode_e2m1, -ties.astype(np.float32)), [0, 10, 10, 12, 12, 14, 14]
     )
@@ -189,11 +199,17 @@ def test_int32_scales_hold_the_lowest_group_in_the_lowest_byte(mode: Any) -> Non
     np.testing.assert_array_equal(got, [1, 2, 3, 4, 254, 255, 255, 255])
 
 
-def test_float32_scale_that_is_no_power_of_two_becomes_nan_never_a_rounded_number(mode: Any) -> None:
+def test_float32_scale_that_is_no_power_of_two_becomes_nan_never_a_rounded_number(
+    mode: Any,
+) -> None:
     powers = E8M0[1:255].astype(np.float32)
-    bad = np.concatenate([np.nextafter(powers, np.float32(np.inf)), np.nextafter(powers, np.float32(0)), -powers])
+    bad = np.concatenate(
+        [np.nextafter(powers, np.float32(np.inf)), np.nextafter(powers, np.float32(0)), -powers]
+    )
     other = np.float32([0.0, -0.0, 3.0, np.inf, -np.inf, np.nan, -np.nan, 2.0**-126 * 1.5])
-    denormals = np.array([1, 1 << 21, (1 << 22) + 1, (1 << 22) - 1, (1 << 23) - 1], np.uint32).view(np.float32)
+    denormals = np.array([1, 1 << 21, (1 << 22) + 1, (1 << 22) - 1, (1 << 23) - 1], np.uint32).view(
+        np.float32
+    )
     got = mode(formats.scale_bytes, np.concatenate([bad, other, denormals]))
     np.testing.assert_array_equal(got, 255)
 
@@ -216,7 +232,8 @@ def test_dequantised_values_have_the_same_bits_in_every_scale_form(form: str, mo
 
 
 def check_dequantised(got: Array, want: Array) -> None:
-    """Equal to the exact product rounded to float32; what ends below 2^-126 may be flushed to zero."""
+    """Equal to the exact product rounded to float32; what ends below 2^-126 may be flushed to
+    zero."""
     want = oracle.f32(want)
     tiny = np.abs(want) < 2.0**-126
     np.testing.assert_array_equal(got[~tiny], want[~tiny].astype(np.float32))
@@ -226,7 +243,9 @@ def check_dequantised(got: Array, want: Array) -> None:
 def test_fp4_dequantises_every_code_times_every_scale_byte() -> None:
     codes = np.tile(np.arange(16, dtype=np.uint8), (256, 2))
     want = oracle.dequantise(E2M1[codes], BYTES[:, None])
-    check_dequantised(compiled(dequantize_fp4, oracle.pack(codes), BYTES[:, None].view(E8M0_TYPE)), want)
+    check_dequantised(
+        compiled(dequantize_fp4, oracle.pack(codes), BYTES[:, None].view(E8M0_TYPE)), want
+    )
 
 
 def test_fp8_dequantises_every_code_times_every_scale_byte() -> None:
@@ -241,7 +260,9 @@ def test_dequantising_gives_the_type_asked_for(dtype: Any) -> None:
     codes, scale = quantize_fp4(jnp.linspace(-3, 3, 64).reshape(2, 32))
     got = dequantize_fp4(codes, scale, dtype)
     assert got.dtype == dtype and dequantize_fp8(*quantize_fp8(got), dtype=dtype).dtype == dtype
-    np.testing.assert_array_equal(widen(got), widen(dequantize_fp4(codes, scale)))  # exact in all three
+    np.testing.assert_array_equal(
+        widen(got), widen(dequantize_fp4(codes, scale))
+    )  # exact in all three
 
 
 # --- quantising ---------------------------------------------------------------------------------
@@ -276,7 +297,11 @@ def test_every_bfloat16_is_quantised_right_as_the_largest_of_its_group(kind: str
     rng = np.random.default_rng(2)
     amax = widen(ALL_BF16)
     size = np.where(np.isfinite(amax), np.abs(amax), 1.0)
-    filling = rng.standard_normal((len(amax), 32)) * size[:, None] * 2.0 ** rng.integers(-12, 1, (len(amax), 32))
+    filling = (
+        rng.standard_normal((len(amax), 32))
+        * size[:, None]
+        * 2.0 ** rng.integers(-12, 1, (len(amax), 32))
+    )
     with np.errstate(over="ignore", invalid="ignore"):
         groups = in_groups(amax, filling).astype(BF16)
     check(groups.reshape(-1, 128))
@@ -371,7 +396,9 @@ def test_group_holding_nan_or_inf_gets_scale_byte_255_and_no_other_does(
 
 
 @pytest.mark.parametrize("kind", CHECKS)
-@pytest.mark.parametrize("shape", [(32,), (0, 32), (3, 64), (2, 0, 32), (2, 3, 5, 96), (1, 1, 1, 1, 32)])
+@pytest.mark.parametrize(
+    "shape", [(32,), (0, 32), (3, 64), (2, 0, 32), (2, 3, 5, 96), (1, 1, 1, 1, 32)]
+)
 def test_leading_dimensions_of_any_number(kind: str, shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(4).standard_normal(shape).astype(np.float32)
     CHECKS[kind][0](x)
@@ -418,8 +445,7 @@ def test_formats_and_the_oracle_disagree_on_planted_faults() -> None:
     """That the checks above can fail: a cast instead of a quantiser, and scales one too large."""
 
     def cast(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        q, scale = quantize_fp8(x)
-        return jnp.asarray(x).astype(jnp.float8_e4m3fn), scale
+        return jnp.asarray(x).astype(jnp.float8_e4m3fn), quantize_fp8(x)[1]
 
     def doubled(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         return quantize_fp8(x)[0], quantize_fp8(2 * x)[1]

@@ -1,10 +1,11 @@
-"""The judge is judged: the oracle against a scalar transcription of the contract in exact rationals,
-its formats against ml_dtypes, and every test of `contract.py` against the planted faults it is about.
+"""The judge is judged: the oracle against a scalar transcription of the contract in exact
+rationals, its formats against ml_dtypes, and every test of `contract.py` against the planted faults
+it is about.
 """
 
 from __future__ import annotations
 
-import inspect
+import itertools
 import math
 from fractions import Fraction
 from typing import Any
@@ -14,8 +15,8 @@ import mutants
 import numpy as np
 import oracle
 import pytest
-from contract import Contract, assert_same_bits
-from data import Case, assert_exact, exact_case, random_case
+from contract import EXACT, RANDOM, ROW_BOUND, Contract, assert_rows_close, assert_same_bits, bits
+from data import Case, assert_exact, exact_case, fragile_case, random_case
 from oracle import Array, Oracle
 
 
@@ -23,15 +24,22 @@ class OracleContract(Contract):
     """The contract's tests on the oracle or on one of its mutants."""
 
     kind: type[Oracle] = Oracle
+    batches = (3, 24)
 
     def run(
-        self, x: Array, topk_idx: Array, topk_weights: Array, weights: dict[str, Array], **activation: Any
+        self,
+        x: Array,
+        topk_idx: Array,
+        topk_weights: Array,
+        weights: dict[str, Array],
+        **activation: Any,
     ) -> Array:
         return self.kind(weights, **activation)(x, topk_idx, topk_weights)
 
 
 class TestOracle(OracleContract):
-    """That the oracle passes shows that each expectation is consistent with the contract's steps."""
+    """That the oracle passes shows that each expectation is consistent with the contract's
+    steps."""
 
 
 # --- the oracle by other means ------------------------------------------------------------------
@@ -46,7 +54,9 @@ def scalar_layer(case: Case, token: int) -> list[float]:
         if value == 0:
             return value
         exponent = math.floor(math.log2(abs(value)))
-        exponent += (abs(value) >= Fraction(2) ** (exponent + 1)) - (abs(value) < Fraction(2) ** exponent)
+        exponent += (abs(value) >= Fraction(2) ** (exponent + 1)) - (
+            abs(value) < Fraction(2) ** exponent
+        )
         step = Fraction(2) ** (max(exponent, least) - precision + 1)
         return round(value / step) * step  # Python rounds halves to even
 
@@ -76,14 +86,18 @@ def scalar_layer(case: Case, token: int) -> list[float]:
         return [v for group in groups for v in fp8(group, floor, least)]
 
     def bias(name: str, expert: int, n: int) -> Fraction:
-        return Fraction(float(case.weights[name][expert, n])) if name in case.weights else Fraction(0)
+        return (
+            Fraction(float(case.weights[name][expert, n])) if name in case.weights else Fraction(0)
+        )
 
     limit = case.activation["swiglu_limit"]
     limit = None if limit is None else Fraction(float(np.float32(limit)))
     alpha = Fraction(float(np.float32(case.activation["swiglu_alpha"])))
     beta = Fraction(float(np.float32(case.activation["swiglu_beta"])))
     experts, hidden, half = case.weights["down_proj"].shape
-    x = by_groups([Fraction(float(v)) for v in case.x[token]], Fraction(float(np.float32(1e-4))), -200)
+    x = by_groups(
+        [Fraction(float(v)) for v in case.x[token]], Fraction(float(np.float32(1e-4))), -200
+    )
     total = [Fraction(0)] * hidden
     for expert, weight in zip(case.topk_idx[token].tolist(), case.topk_weights[token], strict=True):
         if not 0 <= expert < experts:
@@ -121,14 +135,16 @@ def scalar_layer(case: Case, token: int) -> list[float]:
     ids=str,
 )
 def test_oracle_equals_the_contract_in_rationals(keywords: dict[str, Any]) -> None:
-    case = exact_case(8, **{"tokens": 4, "hidden": 64, "intermediate": 32, "experts": 2, **keywords})
+    case = exact_case(
+        8, **{"tokens": 4, "hidden": 64, "intermediate": 32, "experts": 2, **keywords}
+    )
     want = np.array([scalar_layer(case, token) for token in range(4)])
     assert_same_bits(case.oracle(), (want + 0.0).astype(ml_dtypes.bfloat16))
 
 
 def test_oracle_works_an_example_done_by_hand() -> None:
-    # x = 17 in a group whose amax is 17: 17 / 448 lies in (2^-5, 2^-4], so s = 2^-4 and q = 272, a tie
-    # between 256 and 288 whose even neighbour is 256: 16 is what the products see.
+    # x = 17 in a group whose amax is 17: 17 / 448 lies in (2^-5, 2^-4], so s = 2^-4 and q = 272, a
+    # tie between 256 and 288 whose even neighbour is 256: 16 is what the products see.
     x = np.zeros((1, 32))
     x[0, 1] = 17
     codes = np.zeros((1, 64, 32), np.uint8)
@@ -145,7 +161,9 @@ def test_oracle_works_an_example_done_by_hand() -> None:
         "down_proj_scale_inv": np.full((1, 32, 1), 130, np.uint8),
     }
     # a = 128 * -12 * 0.75 = -1152 = -1.125 * 2^10, which E4M3 holds; times 4.
-    y = Oracle(weights)(x.astype(ml_dtypes.bfloat16), np.array([[0]]), np.array([[0.75]], np.float32))
+    y = Oracle(weights)(
+        x.astype(ml_dtypes.bfloat16), np.array([[0]]), np.array([[0.75]], np.float32)
+    )
     assert y[0, 5] == -4608 and np.count_nonzero(y) == 1
 
 
@@ -163,9 +181,12 @@ def test_oracle_formats_hold_the_values_of_ml_dtypes() -> None:
 
 def test_oracle_rounds_to_bfloat16_as_ml_dtypes_does() -> None:
     values = np.random.default_rng(0).integers(0, 2**32, 100_000, np.uint32).view(np.float32)
-    values = np.append(values[~np.isnan(values)], np.float32([3.3895e38, 3.3961e38, 3.4e38, 0, -0.0, 1e-40]))
+    values = np.append(
+        values[~np.isnan(values)], np.float32([3.3895e38, 3.3961e38, 3.4e38, 0, -0.0, 1e-40])
+    )
     assert_same_bits(
-        oracle.bf16(oracle.widen(values)).astype(ml_dtypes.bfloat16), values.astype(ml_dtypes.bfloat16)
+        oracle.bf16(oracle.widen(values)).astype(ml_dtypes.bfloat16),
+        values.astype(ml_dtypes.bfloat16),
     )
 
 
@@ -178,212 +199,294 @@ def test_generator_refuses_data_that_is_not_exact() -> None:
         assert_exact(Case(case.x, case.topk_idx, case.topk_weights, dense, case.activation))
 
 
+# --- other orders of summation ------------------------------------------------------------------
+
+
+class Float32Chain(Oracle):
+    """One ascending float32 chain, as the CPU kernel has it."""
+
+    def product(self, rows: Array, matrix: Array) -> Array:
+        total = np.zeros((len(rows), len(matrix)), np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for k in range(rows.shape[1]):
+                total += (rows[:, k, None] * matrix[:, k]).astype(np.float32)
+        return total.astype(np.float64)
+
+
+class Float32Pairs(Oracle):
+    """Pairwise float32 sums, the second half first."""
+
+    def product(self, rows: Array, matrix: Array) -> Array:
+        with np.errstate(over="ignore", invalid="ignore"):
+            terms = (rows[:, None, ::-1] * matrix[:, ::-1]).astype(np.float32)
+            while terms.shape[-1] > 1:
+                odd, terms = terms[..., terms.shape[-1] // 2 * 2 :], terms
+                terms = np.concatenate([terms[..., :-1:2] + terms[..., 1::2], odd], axis=-1)
+        return terms[..., 0].astype(np.float64)
+
+
+class TensorCore(Oracle):
+    """32 products and the sum so far, each cut to 25 bits below the largest, added exactly and cut
+    to float32: the published bit-level model of block-scaled tensor core products."""
+
+    def product(self, rows: Array, matrix: Array) -> Array:
+        total = np.zeros((len(rows), len(matrix), 1))
+        with np.errstate(invalid="ignore"):
+            for k in range(0, rows.shape[1], 32):
+                terms = np.append(rows[:, None, k : k + 32] * matrix[:, k : k + 32], total, axis=-1)
+                top = np.frexp(np.abs(terms).max(-1, keepdims=True))[1]
+                total = np.trunc(np.ldexp(terms, 26 - top)).sum(-1, keepdims=True)
+                bits = np.maximum(np.frexp(total)[1] - 24, 0)
+                total = np.ldexp(np.trunc(np.ldexp(total, -bits)), bits + top - 26)
+        return total[..., 0]
+
+
+ORDERS = [Float32Chain, Float32Pairs, TensorCore]
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+@pytest.mark.parametrize("name", [name for name in EXACT if name != "wider than any tile"])
+def test_order_of_summation_does_not_show_on_exact_data(name: str, kind: type[Oracle]) -> None:
+    """So that no right implementation is refused."""
+    contract = OracleContract()
+    contract.kind = kind
+    contract.test_exact_data_gives_the_oracles_bits(name)
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+@pytest.mark.parametrize("name", [name for name in RANDOM if name != "deep matrices"])
+def test_order_of_summation_stays_below_the_row_bound_by_far(name: str, kind: type[Oracle]) -> None:
+    case = random_case(3, **RANDOM[name])
+    y = kind(case.weights, **case.activation)(case.x, case.topk_idx, case.topk_weights)
+    assert_rows_close(y, case.oracle(), ROW_BOUND / 8)
+
+
+def test_order_of_summation_shows_on_fragile_data_in_nearly_every_element() -> None:
+    case = fragile_case(1, tokens=8)
+    results = [
+        bits(kind(case.weights, **case.activation)(case.x, case.topk_idx, case.topk_weights))
+        for kind in (Oracle, *ORDERS)
+    ]
+    for one, other in itertools.combinations(results, 2):
+        assert (one != other).mean() > 0.7
+
+
 # --- planted faults -----------------------------------------------------------------------------
 
-M = mutants
+EXACT_BITS = "test_exact_data_gives_the_oracles_bits"
+CLOSE_ROWS = "test_random_data_stays_within_the_row_bound"
 # (test, its arguments, the faults that it must catch)
-CATCHES: list[tuple[str, tuple[Any, ...], list[type[Oracle]]]] = [
+CATCHES: list[tuple[str, tuple[Any, ...], str]] = [
     (
-        "test_exact_data_gives_the_oracles_bits",
+        EXACT_BITS,
         ("plain",),
-        [
-            *(M.SwappedGateUp, M.InterleavedGateUp, M.SwappedNibbles, M.ScaleOfNextGroup, M.ScaleBias128),
-            *(M.WrongExpert, M.NegativeIdWraps, M.LargeIdClamps, M.IdOfSixteenBits, M.DuplicateCountsOnce),
-            *(M.TokensNotQuantised, M.TokensTruncated, M.TokensRoundedTiesAway, M.TokenScaleOneTooSmall),
-            *(M.TokenScaleToNearestExponent, M.GateUpNotRounded, M.GateUpTruncated, M.WeightAfterDown),
-            *(M.StepFourInBfloat16, M.NotRequantised, M.RequantisedTruncated, M.RequantisedTiesAway),
-            *(M.RequantisedFlushed, M.RequantisedOneTooSmall, M.RequantisedFromBfloat16),
-            *(M.RowsNotRounded, M.RowsTruncated, M.CombinedInBfloat16, M.ResultTruncated, M.NoTokens),
-        ],
+        """
+        SwappedGateUp InterleavedGateUp SwappedNibbles ScaleOfNextGroup ScaleBias128
+        WrongExpert NegativeIdWraps LargeIdClamps IdOfSixteenBits DuplicateCountsOnce
+        TokensNotQuantised TokensTruncated TokensRoundedTiesAway TokenScaleOneTooSmall
+        TokenScaleToNearestExponent GateUpNotRounded GateUpTruncated WeightAfterDown
+        StepFourInBfloat16 NotRequantised RequantisedTruncated RequantisedTiesAway
+        RequantisedFlushed RequantisedOneTooSmall RequantisedFromBfloat16 RowsNotRounded
+        RowsTruncated CombinedInBfloat16 ResultTruncated NoTokens
+        """,
     ),
     (
-        "test_exact_data_gives_the_oracles_bits",
+        EXACT_BITS,
         ("scales at exact powers over subnormals",),
-        [
-            *(M.TokenScaleOfExactPowersGoesUp, M.TokenScaleOneTooLarge, M.TokensScaledPerRow),
-            *(M.TokensFlushed, M.RequantisedFlushed, M.RequantisedOneTooLarge),
-        ],
+        """
+        TokenScaleOfExactPowersGoesUp TokenScaleOneTooLarge TokensScaledPerRow
+        TokensFlushed RequantisedFlushed RequantisedOneTooLarge
+        """,
     ),
     (
-        "test_exact_data_gives_the_oracles_bits",
+        EXACT_BITS,
         ("tokens below the floor of amax",),
-        [M.TokensWithoutFloor, M.TokensFlushed, M.NoBeta],
+        "TokensWithoutFloor TokensFlushed NoBeta",
     ),
     (
-        "test_exact_data_gives_the_oracles_bits",
+        EXACT_BITS,
         ("limit 10",),
-        [M.NoLimit, M.GateNotClamped, M.UpNotClamped, M.UpNotClampedBelow, M.AlphaOutside],
+        "NoLimit GateNotClamped UpNotClamped UpNotClampedBelow AlphaOutside",
     ),
     (
-        "test_exact_data_gives_the_oracles_bits",
+        EXACT_BITS,
         ("limit 7, alpha, beta, biases",),
-        [
-            *(M.NoBeta, M.BetaOnGate, M.BetaBeforeClamp, M.AlphaOutside, M.NoGateUpBias),
-            *(M.NoDownBias, M.DownBiasUnweighted, M.WeightAfterDown),
-        ],
+        """
+        NoBeta BetaOnGate BetaBeforeClamp AlphaOutside NoGateUpBias NoDownBias
+        DownBiasUnweighted WeightAfterDown
+        """,
     ),
-    ("test_exact_data_gives_the_oracles_bits", ("limit 0",), [M.NoLimit, M.ZeroLimitMeansNone]),
+    (EXACT_BITS, ("limit 0",), "NoLimit ZeroLimitMeansNone"),
     (
-        "test_exact_data_gives_the_oracles_bits",
+        EXACT_BITS,
         ("limit that bfloat16 does not hold",),
-        [M.LimitBeforeRounding, M.LimitRoundedToBfloat16, M.UpNotClamped, M.NoBeta],
+        "LimitBeforeRounding LimitRoundedToBfloat16 UpNotClamped NoBeta",
     ),
     (
-        "test_exact_data_gives_the_oracles_bits",
+        EXACT_BITS,
         ("alpha of gpt-oss",),
-        [M.AlphaOutside, M.LimitBeforeRounding, M.LimitRoundedToBfloat16, M.BetaBeforeClamp],
+        "AlphaOutside LimitBeforeRounding LimitRoundedToBfloat16 BetaBeforeClamp",
     ),
     (
-        "test_exact_data_gives_the_oracles_bits",
+        EXACT_BITS,
         ("biases",),
-        [M.BiasAfterRounding, M.NoGateUpBias, M.NoDownBias, M.DownBiasUnweighted],
+        "BiasAfterRounding NoGateUpBias NoDownBias DownBiasUnweighted",
     ),
     (
-        "test_exact_data_gives_the_oracles_bits",
+        EXACT_BITS,
         ("weights that are not dyadic",),
-        [M.StepFourInFloat64, M.WeightBeforeUp, M.WeightRoundedToBfloat16],
+        "StepFourInFloat64 WeightBeforeUp WeightRoundedToBfloat16",
     ),
     (
-        "test_exact_data_gives_the_oracles_bits",
+        EXACT_BITS,
         ("step 5 has no floor",),
-        [M.RequantisedWithFloor],
+        "RequantisedWithFloor",
     ),
     (
-        "test_exact_data_gives_the_oracles_bits",
+        EXACT_BITS,
         ("step 5 at its least exponent",),
-        [M.RequantisedWithFloor, M.ExponentWraps],
+        "RequantisedWithFloor ExponentWraps",
     ),
     (
-        "test_exact_data_gives_the_oracles_bits",
+        EXACT_BITS,
         ("order of the slots",),
-        [M.CombinedInReverse, M.CombinedByExpert, M.CombinedExactly, M.CombinedInBfloat16],
+        "CombinedInReverse CombinedByExpert CombinedExactly CombinedInBfloat16",
     ),
-    ("test_exact_data_gives_the_oracles_bits", ("32 slots",), [M.SkippedTokenIsNegativeZero]),
+    (EXACT_BITS, ("32 slots",), "SkippedTokenIsNegativeZero"),
     (
-        "test_random_data_stays_within_the_row_bound",
+        CLOSE_ROWS,
         ("no limit",),
-        [
-            *(M.SwappedGateUp, M.InterleavedGateUp, M.SwappedNibbles, M.ScaleOfNextGroup, M.ScaleBias128),
-            *(M.WrongExpert, M.GeluInstead, M.ReluInstead, M.RequantisedTruncated, M.WeightAfterDown),
-        ],
+        """
+        SwappedGateUp InterleavedGateUp SwappedNibbles ScaleOfNextGroup ScaleBias128
+        WrongExpert GeluInstead ReluInstead RequantisedTruncated WeightAfterDown
+        """,
     ),
     (
-        "test_random_data_stays_within_the_row_bound",
+        CLOSE_ROWS,
         ("gpt-oss",),
-        [M.NoAlpha, M.AlphaOutside, M.NoBeta, M.BetaOnGate, M.NoGateUpBias, M.NoDownBias],
+        "NoAlpha AlphaOutside NoBeta BetaOnGate NoGateUpBias NoDownBias",
     ),
     (
-        "test_random_data_stays_within_the_row_bound",
+        CLOSE_ROWS,
         ("a limit that bites",),
-        [M.GateClampedBelow, M.GateNotClamped, M.UpNotClamped, M.UpNotClampedBelow, M.BetaBeforeClamp],
+        "GateClampedBelow GateNotClamped UpNotClamped UpNotClampedBelow BetaBeforeClamp",
     ),
-    ("test_random_data_stays_within_the_row_bound", ("negative alpha",), [M.NoAlpha, M.AlphaOutside]),
+    (CLOSE_ROWS, ("negative alpha",), "NoAlpha AlphaOutside"),
     (
         "test_every_shape_gives_exact_bits_and_close_rows",
         (),
-        [M.SwappedNibbles, M.WeightAfterDown, M.DuplicateCountsOnce, M.NoBeta],
+        "SwappedNibbles WeightAfterDown DuplicateCountsOnce NoBeta",
     ),
     (
         "test_every_scale_byte_multiplies_exactly",
         (),
-        [M.ScaleByteZeroIsZero, M.WeightsDequantisedInFloat32, M.WeightsFlushed, M.ScaleBias128],
+        "ScaleByteZeroIsZero WeightsDequantisedInFloat32 ScaleBias128",
     ),
-    ("test_no_limit_is_an_infinite_limit", (3.4e38,), [M.NoneMeansTen]),
-    ("test_limit_zero_is_a_limit", (), [M.ZeroLimitMeansNone, M.NoLimit, M.NoTokens]),
-    ("test_gate_is_not_bounded_below", (), [M.GateClampedBelow]),
+    ("test_weights_below_float32s_normal_range_keep_products_within_it", (), "WeightsFlushed"),
+    ("test_no_limit_is_an_infinite_limit", (3.4e38,), "NoneMeansTen"),
+    ("test_limit_zero_is_a_limit", (), "ZeroLimitMeansNone NoLimit NoTokens"),
+    ("test_gate_is_not_bounded_below", (), "GateClampedBelow"),
     (
         "test_routing_weights_of_sixteen_bits_are_widened",
         (np.float16,),
-        [M.HalfWeightsRoundedToBfloat16],
+        "HalfWeightsRoundedToBfloat16",
     ),
-    ("test_bfloat16_biases_are_widened", (), [M.NarrowBiasDropped]),
-    ("test_any_number_of_slots", (32,), [M.DuplicateCountsOnce, M.CombinedInBfloat16]),
-    ("test_no_token_and_one_token", (1,), [M.NoTokens]),
+    ("test_bfloat16_biases_are_widened", (), "NarrowBiasDropped"),
+    ("test_any_number_of_slots", (32,), "DuplicateCountsOnce CombinedInBfloat16"),
+    ("test_no_token_and_one_token", (1,), "NoTokens"),
     (
         "test_id_outside_the_experts_adds_nothing_whatever_its_weight",
         (-1, np.nan),
-        [M.SkippedSlotTimesZero, M.NegativeIdWraps],
+        "SkippedSlotTimesZero NegativeIdWraps",
     ),
-    ("test_id_outside_the_experts_adds_nothing_whatever_its_weight", (4, 0.5), [M.LargeIdClamps]),
-    ("test_id_outside_the_experts_adds_nothing_whatever_its_weight", (65536, 0.5), [M.IdOfSixteenBits]),
-    ("test_every_expert_is_reached_by_its_own_id", (), [M.WrongExpert]),
-    ("test_same_expert_in_several_slots_counts_each_time", (), [M.DuplicateCountsOnce]),
-    ("test_slots_are_summed_in_their_order", (), [M.CombinedInReverse, M.CombinedByExpert, M.CombinedExactly]),
+    ("test_id_outside_the_experts_adds_nothing_whatever_its_weight", (4, 0.5), "LargeIdClamps"),
+    (
+        "test_id_outside_the_experts_adds_nothing_whatever_its_weight",
+        (65536, 0.5),
+        "IdOfSixteenBits",
+    ),
+    ("test_every_expert_is_reached_by_its_own_id", (), "WrongExpert"),
+    ("test_same_expert_in_several_slots_counts_each_time", (), "DuplicateCountsOnce"),
+    (
+        "test_slots_are_summed_in_their_order",
+        (),
+        "CombinedInReverse CombinedByExpert CombinedExactly",
+    ),
     (
         "test_token_without_a_valid_slot_gives_positive_zero",
         (0x7FC0,),
-        [M.TokenLeaksWithoutSlots, M.SkippedTokenIsNegativeZero, M.SkippedSlotTimesZero],
+        "TokenLeaksWithoutSlots SkippedTokenIsNegativeZero SkippedSlotTimesZero",
     ),
-    ("test_lone_negative_zero_comes_out_positive", (), [M.CombinedFromFirstRow]),
+    ("test_lone_negative_zero_comes_out_positive", (), "CombinedFromFirstRow"),
     (
         "test_special_value_in_a_token_makes_its_row_nan_and_no_other",
         ("quiet NaN", 37, 10.0),
-        [M.ClampDropsNaN, M.OneHotDispatch, M.NegativeNaN],
+        "ClampDropsNaN OneHotDispatch NegativeNaN",
     ),
     (
         "test_special_value_in_a_token_makes_its_row_nan_and_no_other",
         ("Inf", 0, 10.0),
-        [M.TokenInfinitySaturates],
+        "TokenInfinitySaturates",
     ),
-    ("test_token_of_nan_with_zero_weight_is_nan", (), [M.ZeroWeightSkips]),
-    ("test_token_of_nan_with_one_valid_slot_is_nan", (), [M.ClampDropsNaN, M.NegativeNaN]),
-    ("test_routing_weight_that_is_not_finite_makes_the_row_nan", (np.inf,), [M.InfinityDropped]),
-    ("test_routing_weight_that_is_not_finite_makes_the_row_nan", (np.nan,), [M.OneHotDispatch]),
-    ("test_overflow_in_step_4_makes_the_row_nan", (), [M.InfinityDropped]),
-    ("test_overflowing_gate_is_brought_back_by_a_limit", (10.0,), [M.OverflowingGateIsNaN, M.NoLimit]),
-    ("test_nan_passes_the_clamps", ("gate", 7.0), [M.ClampDropsNaN]),
-    ("test_nan_passes_the_clamps", ("up", 7.0), [M.ClampDropsNaN]),
+    ("test_token_of_nan_with_zero_weight_is_nan", (), "ZeroWeightSkips"),
+    ("test_token_of_nan_with_one_valid_slot_is_nan", (), "ClampDropsNaN NegativeNaN"),
+    ("test_routing_weight_that_is_not_finite_makes_the_row_nan", (np.inf,), "InfinityDropped"),
+    ("test_routing_weight_that_is_not_finite_makes_the_row_nan", (np.nan,), "OneHotDispatch"),
+    ("test_overflow_in_step_4_makes_the_row_nan", (), "InfinityDropped"),
+    ("test_overflowing_gate_is_brought_back_by_a_limit", (10.0,), "OverflowingGateIsNaN NoLimit"),
+    ("test_nan_passes_the_clamps", ("gate", 7.0), "ClampDropsNaN"),
+    ("test_nan_passes_the_clamps", ("up", 7.0), "ClampDropsNaN"),
     (
         "test_scale_byte_255_in_gate_up_reaches_only_tokens_of_its_expert",
         (3, "zero"),
-        [M.ScaleByte255SkipsZeroCodes, M.ScaleByte255IsLarge, M.OneHotDispatch],
+        "ScaleByte255SkipsZeroCodes ScaleByte255IsLarge OneHotDispatch",
     ),
     (
         "test_scale_byte_255_in_down_reaches_one_column_of_its_tokens",
         ("any",),
-        [M.ScaleByte255IsLarge, M.OneHotDispatch],
+        "ScaleByte255IsLarge OneHotDispatch",
     ),
     (
         "test_scale_byte_255_in_down_reaches_one_column_of_its_tokens",
         ("zero",),
-        [M.ScaleByte255SkipsZeroCodes],
+        "ScaleByte255SkipsZeroCodes",
     ),
-    ("test_scale_byte_255_in_an_expert_without_tokens_reaches_nothing", (), [M.DenseExperts, M.WrongExpert]),
-    ("test_skipped_slots_read_no_scale_byte_255", (), [M.NegativeIdWraps, M.LargeIdClamps]),
+    (
+        "test_scale_byte_255_in_an_expert_without_tokens_reaches_nothing",
+        (),
+        "DenseExperts WrongExpert",
+    ),
+    ("test_skipped_slots_read_no_scale_byte_255", (), "NegativeIdWraps LargeIdClamps"),
     (
         "test_result_of_a_token_does_not_depend_on_the_batch_or_its_place",
         (),
-        [M.BatchShiftsSums, M.PositionShiftsSums],
+        "BatchChoosesOrder PlaceChoosesOrder",
     ),
-    ("test_result_of_a_token_does_not_depend_on_what_the_others_hold", (), [M.OneHotDispatch]),
-    ("test_one_token_repeated_gives_one_result", (), [M.PositionShiftsSums]),
-    ("test_result_does_not_depend_on_the_run", (), [M.RunShiftsSums]),
-    ("test_exact_tokens_agree_alone_and_together", (), [M.BatchShiftsSums]),
+    ("test_result_of_a_token_does_not_depend_on_what_the_others_hold", (), "OneHotDispatch"),
+    ("test_one_token_repeated_gives_one_result", (), "PlaceChoosesOrder"),
+    ("test_result_does_not_depend_on_the_run", (), "RunChoosesOrder"),
+    ("test_exact_tokens_agree_alone_and_together", (), "DuplicateCountsOnce"),
 ]
 
 
 @pytest.mark.parametrize(
     ("test", "arguments", "mutant"),
-    [
-        pytest.param(test, arguments, mutant, id="-".join([test[5:], *map(str, arguments), mutant.__name__]))
-        for test, arguments, faults in CATCHES
-        for mutant in faults
-    ],
+    [(test, arguments, mutant) for test, arguments, faults in CATCHES for mutant in faults.split()],
 )
-def test_planted_fault_is_caught(test: str, arguments: tuple[Any, ...], mutant: type[Oracle]) -> None:
+def test_planted_fault_is_caught(test: str, arguments: tuple[Any, ...], mutant: str) -> None:
     # That the same test passes for the oracle itself is shown by TestOracle.
     wrong = OracleContract()
-    wrong.kind, wrong.examples = mutant, 6
+    wrong.kind, wrong.examples = getattr(mutants, mutant), 6
     with pytest.raises(AssertionError):
         getattr(wrong, test)(*arguments)
 
 
 def test_every_fault_is_caught_and_every_test_catches_one() -> None:
-    caught = {mutant for _, _, faults in CATCHES for mutant in faults}
+    caught = {mutant for _, _, faults in CATCHES for mutant in faults.split()}
     planted = {
-        kind
-        for _, kind in inspect.getmembers(mutants, inspect.isclass)
-        if issubclass(kind, Oracle) and kind is not Oracle
+        name
+        for name, kind in vars(mutants).items()
+        if isinstance(kind, type) and issubclass(kind, Oracle) and kind is not Oracle
     }
     assert caught == planted
     tests = {name for name in dir(Contract) if name.startswith("test_")}
