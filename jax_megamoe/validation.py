@@ -113,7 +113,11 @@ def check_codes(name: str, dtype: Any) -> None:
     if dtype == np.uint8:
         way_out = f" View the same bytes as int8: {name} = {name}.view(jnp.int8)."
     elif dtype == jnp.float4_e2m1fn:
-        way_out = f" View two codes as a byte, low nibble first: {name} = {name}.view(jnp.int8)."
+        # A NumPy array holds one code a byte; as a JAX array it holds two.
+        way_out = (
+            " View two codes as a byte, low nibble first: "
+            f"{name} = jnp.asarray({name}).view(jnp.int8)."
+        )
     elif dtype.name.startswith("float8"):
         way_out = (
             " FP8 experts are not supported: re-quantise them with jax_megamoe.quantize_fp4 (or "
@@ -530,8 +534,59 @@ def check_prepare_target(asked: str | None, made_for: str | None) -> None:
 def check_capacity(max_tokens_per_rank: int) -> None:
     check_integer("max_tokens_per_rank", max_tokens_per_rank)
     if max_tokens_per_rank < 1:
+        raise ValueError(f"max_tokens_per_rank is {max_tokens_per_rank}; at least 1 is accepted.")
+
+
+def check_weights_named(missing: list[str], held: Iterable[str]) -> None:
+    """Refuses a module that lacks some of its weight arrays."""
+    if missing:
         raise ValueError(
-            f"max_tokens_per_rank is {max_tokens_per_rank}; at least 1 is accepted."
+            f"the module has no {', '.join(missing)} (its weights are {sorted(held)}). Give it all "
+            "arrays of one form: those of ExpertWeights, or those that prepare() makes."
+        )
+
+
+def check_held_array(name: str, value: Any) -> None:
+    """Refuses a module's weight that is no array, as after an update with a tree of one level more."""
+    if not isinstance(getattr(value, "dtype", None), np.dtype):
+        raise TypeError(
+            f"{name} holds a {type(value).__name__}; an array is accepted. A checkpoint restored without "
+            "a target is a tree with one level more than the module: restore with nnx.state(module) as "
+            "the target."
+        )
+
+
+def check_one_form(forms: Sequence[object]) -> None:
+    """Refuses a module whose weights come in two forms."""
+    if len(forms) > 1:
+        raise ValueError(
+            f"the module holds both {forms[0]} and {forms[1]}; exactly one form is accepted. Construct a "
+            "new module and restore only one of them."
+        )
+
+
+def check_restored_form(held: object, found: object, way_out: str, where: str = "") -> None:
+    """Refuses to fill a module's weights from those of another form."""
+    if held != found:
+        at = f" (at {where})" if where else ""
+        raise ValueError(f"the state holds {found}, but the module holds {held}{at}. {way_out}.")
+
+
+def check_devices_here(missing: list[int], wanted: int, platform: str, here: int) -> None:
+    """Refuses to unpickle a mesh whose devices this process does not have."""
+    if missing:
+        raise ValueError(
+            f"the pickled module's mesh has {wanted} {platform} devices, of which id {missing[0]} is not "
+            f"among the {here} of this process. Pickle a module made with mesh=None, which takes the mesh "
+            "in context, or save its state with Orbax."
+        )
+
+
+def check_weights_or_rngs(weights: Any, rngs: Any) -> None:
+    if weights is None and rngs is None:
+        raise ValueError(
+            "neither weights nor rngs was given; pass weights=ExpertWeights(...), or rngs=nnx.Rngs(seed) "
+            "for random weights."
         )
 
 
