@@ -21,7 +21,7 @@ template <class Dot>
 struct Avx512Bf16 {
   using V = __m512;
   using Element = uint32_t;
-  static constexpr int kSteps = 16, kTileRows = 12, kWide = 2, kInPlace = 12;
+  static constexpr int kSteps = 16, kTileRows = 6, kWide = 4, kInPlace = 6;
 
   struct Codes {
     __m512i v;

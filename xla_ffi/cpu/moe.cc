@@ -126,7 +126,7 @@ class Chunk {
 
   void pack(int32_t index) {
     if (index >= kRing) {
-      wait_until(sync_[index - kRing].down_done, static_cast<int32_t>(p_.hidden / kPairColumns));
+      wait_until(sync_[index - kRing].down_done, static_cast<int32_t>(down_units_of(p_.hidden)));
     }
     const Block& b = plan_.blocks[static_cast<size_t>(index)];
     const Operand x = x_of(index);
@@ -148,15 +148,17 @@ class Chunk {
     sync_[index].packed.store(1, std::memory_order_release);
   }
 
-  PanelPair panels(const WeightShape& shape, const uint8_t* codes, const uint8_t* scales,
-                   int64_t expert, int64_t panel, int64_t next_panel) const {
-    PanelPair pair;
-    for (int n = 0; n < 2; ++n) {
-      pair.codes[n] = codes + shape.code_offset(expert, panel + n);
-      pair.scales[n] = scales + shape.scale_offset(expert, panel + n);
-      pair.ahead[n] = codes + shape.code_offset(expert, next_panel + n);
+  // Panel n of `count` is first[n / 2] + n % 2; `next` likewise names those to prefetch.
+  Panels panels(const WeightShape& shape, const uint8_t* codes, const uint8_t* scales, int64_t expert,
+                int32_t count, const int64_t (&first)[2], const int64_t (&next)[2]) const {
+    Panels w;
+    w.count = count;
+    for (int n = 0; n < count; ++n) {
+      w.codes[n] = codes + shape.code_offset(expert, first[n / 2] + n % 2);
+      w.scales[n] = scales + shape.scale_offset(expert, first[n / 2] + n % 2);
+      w.ahead[n] = codes + shape.code_offset(expert, next[n / 2] + n % 2);
     }
-    return pair;
+    return w;
   }
 
   RowBlock block_rows(const Block& b, const std::vector<Tile>& tiles,
@@ -171,28 +173,24 @@ class Chunk {
     const Operand a = a_of(task.block);
     const RowBlock x = block_rows(b, plan_.tiles, x_of(task.block));
     const int64_t inter = p_.intermediate, groups = inter / kGroup, up_panel = inter / kPanelRows;
-    alignas(64) float gate[kMaxBlockRows * kPairColumns], up[kMaxBlockRows * kPairColumns];
+    alignas(64) float acc[kMaxBlockRows * kAccColumns];
     for (int64_t unit = task.begin; unit < task.end; ++unit) {
-      const int64_t next = 2 * std::min(unit + 1, inter / kPairColumns - 1);
-      path_.multiply(
-          panels(gate_up_, p_.gate_up, p_.gate_up_scale, b.expert, 2 * unit, up_panel + 2 * unit),
-          x, p_.hidden / kGroup, gate);
-      path_.multiply(
-          panels(gate_up_, p_.gate_up, p_.gate_up_scale, b.expert, up_panel + 2 * unit, next), x,
-          p_.hidden / kGroup, up);
+      const int64_t next = std::min(unit + 1, gate_up_units_of(inter) - 1);
+      path_.multiply(panels(gate_up_, p_.gate_up, p_.gate_up_scale, b.expert, 4, {2 * unit, up_panel + 2 * unit},
+                            {2 * next, up_panel + 2 * next}),
+                     x, p_.hidden / kGroup, acc);
       const float* bias = nullptr;
-      if (p_.gate_up_bias != nullptr)
-        bias = p_.gate_up_bias + b.expert * 2 * inter + unit * kPairColumns;
+      if (p_.gate_up_bias != nullptr) bias = p_.gate_up_bias + b.expert * 2 * inter + unit * 32;
       for (int32_t r = 0; r < b.rows; ++r) {
-        path_.activate(gate + r * kPairColumns, up + r * kPairColumns, bias,
-                       bias == nullptr ? nullptr : bias + inter, p_.activation,
-                       routing_weight(slot_of(b, r)), a.codes + r * inter + unit * kPairColumns,
+        const float* row = acc + r * kAccColumns;
+        path_.activate(row, row + 32, bias, bias == nullptr ? nullptr : bias + inter, p_.activation,
+                       routing_weight(slot_of(b, r)), a.codes + r * inter + unit * 32,
                        a.scales + r * groups + unit);
       }
     }
     const int32_t units = task.end - task.begin;
     if (sync.gate_up_done.fetch_add(units, std::memory_order_acq_rel) + units ==
-        inter / kPairColumns) {
+        gate_up_units_of(inter)) {
       const uint8_t* codes[kMaxBlockRows];
       for (int32_t r = 0; r < b.rows; ++r) {
         codes[r] = a.codes + r * inter;
@@ -208,17 +206,20 @@ class Chunk {
     BlockSync& sync = sync_[task.block];
     wait_until(sync.ready, 1);
     const RowBlock a = block_rows(b, a_tiles_, a_of(task.block));
-    alignas(64) float acc[kMaxBlockRows * kPairColumns];
+    alignas(64) float acc[kMaxBlockRows * kAccColumns];
     for (int64_t unit = task.begin; unit < task.end; ++unit) {
-      const int64_t next = 2 * std::min(unit + 1, p_.hidden / kPairColumns - 1);
-      path_.multiply(panels(down_, p_.down, p_.down_scale, b.expert, 2 * unit, next), a,
-                     p_.intermediate / kGroup, acc);
-      const int64_t column = unit * kPairColumns;
-      const float* bias =
-          p_.down_bias == nullptr ? nullptr : p_.down_bias + b.expert * p_.hidden + column;
+      const int64_t column = unit * 64, panel = column / kPanelRows;
+      const int32_t count = column + 64 <= p_.hidden ? 4 : 2;
+      const int64_t next = std::min(panel + 4, down_.panels() - count);
+      path_.multiply(panels(down_, p_.down, p_.down_scale, b.expert, count, {panel, panel + 2}, {next, next + 2}),
+                     a, p_.intermediate / kGroup, acc);
+      const float* bias = p_.down_bias == nullptr ? nullptr : p_.down_bias + b.expert * p_.hidden + column;
       for (int32_t r = 0; r < b.rows; ++r) {
         const int64_t slot = slot_of(b, r);
-        path_.finish(acc + r * kPairColumns, bias, routing_weight(slot), row_of(slot) + column);
+        for (int half = 0; half < count * 16; half += 32) {
+          path_.finish(acc + r * kAccColumns + half, bias == nullptr ? nullptr : bias + half,
+                       routing_weight(slot), row_of(slot) + column + half);
+        }
       }
     }
     sync.down_done.fetch_add(task.end - task.begin, std::memory_order_acq_rel);
@@ -246,7 +247,7 @@ class Chunk {
 
   void wait_for_rows() const {
     for (size_t b = 0; b < plan_.blocks.size(); ++b) {
-      wait_until(sync_[b].down_done, static_cast<int32_t>(p_.hidden / kPairColumns));
+      wait_until(sync_[b].down_done, static_cast<int32_t>(down_units_of(p_.hidden)));
     }
   }
 

@@ -14,7 +14,7 @@ namespace megamoe::cpu {
 inline constexpr int kMaxTopK = 32;
 inline constexpr int kMaxTileRows = 16;    // no path has taller tiles
 inline constexpr int kMaxBlockRows = 128;  // rows of one expert that are multiplied together
-inline constexpr int kPairColumns = 32;    // outputs of a pair of panels
+inline constexpr int kAccColumns = 64;     // outputs of four panels
 
 // A tile: rows first..first+rows-1 of a block, interleaved so that the values of one k (of one pair
 // of k for bfloat16 dots) lie side by side. `scaled` tiles hold code * 2^(scale - 127); in the
@@ -32,10 +32,12 @@ struct RowBlock {
   const uint8_t* const* scales;  // per row: its k/32 scale bytes
 };
 
-struct PanelPair {
-  const uint8_t* codes[2];
-  const uint8_t* scales[2];
-  const uint8_t* ahead[2];  // the codes that this thread is likely to read next
+// Two or four panels of a weight matrix, not necessarily neighbours.
+struct Panels {
+  int32_t count;
+  const uint8_t* codes[4];
+  const uint8_t* scales[4];
+  const uint8_t* ahead[4];  // the codes that this thread is likely to read next
 };
 
 struct Activation {
@@ -54,8 +56,8 @@ struct Path {
   // Writes a row as row r of a tile of `tile_rows` rows that starts at `out`.
   void (*pack_row)(const uint8_t* codes, const uint8_t* scales, int64_t groups, bool scaled,
                    int32_t tile_rows, int32_t r, uint8_t* out);
-  // Steps 2 and 6 up to the sum: acc[row][32] = the block's rows times a pair of panels.
-  void (*multiply)(const PanelPair& weights, const RowBlock& rows, int64_t groups, float* acc);
+  // Steps 2 and 6 up to the sum: acc[row][64] = the block's rows times the panels, 16 columns each.
+  void (*multiply)(const Panels& weights, const RowBlock& rows, int64_t groups, float* acc);
   // The rest of step 2 and steps 3 to 5 for 32 columns of a row. Biases may be null.
   void (*activate)(const float* gate, const float* up, const float* gate_bias, const float* up_bias,
                    const Activation& activation, float weight, uint8_t* codes, uint8_t* scale);

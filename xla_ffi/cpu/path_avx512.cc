@@ -16,7 +16,7 @@ namespace {
 struct Avx512 {
   using V = __m512;
   using Element = float;
-  static constexpr int kSteps = 32, kTileRows = 12, kWide = 2, kInPlace = 12;
+  static constexpr int kSteps = 32, kTileRows = 6, kWide = 4, kInPlace = 6;
 
   struct Codes {
     __m512i v;
@@ -35,7 +35,12 @@ struct Avx512 {
     return _mm512_permutexvar_ps(reinterpret_cast<__m512i>(shifted), table);
   }
   static V spread(const float* x) { return _mm512_set1_ps(*x); }
-  static V dot(V acc, V x, V w) { return _mm512_fmadd_ps(x, w, acc); }
+  // _mm512_fmadd_ps(x, w, acc), in the one form that accumulates in place: GCC 12 prefers forms that
+  // overwrite x or w and then moves 24 sums about, which takes FMA slots.
+  static V dot(V acc, V x, V w) {
+    asm("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(x), "v"(w));
+    return acc;
+  }
   static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
   static V powers(const uint8_t* scales) {
     const __m512i s =

@@ -20,10 +20,10 @@ constexpr double kTaskNanoseconds = 40e3;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Time of one pair of panels with k summed values for a block of `rows`.
-double pair_time(int64_t rows, int64_t k) {
-  const double bytes = 2.0 * static_cast<double>(k / kGroup) * (kCodeBytes + kScaleBytes);
-  const double macs = static_cast<double>(rows) * kPairColumns * static_cast<double>(k);
+// Time of four panels with k summed values for a block of `rows`.
+double unit_time(int64_t rows, int64_t k) {
+  const double bytes = 4.0 * static_cast<double>(k / kGroup) * (kCodeBytes + kScaleBytes);
+  const double macs = static_cast<double>(rows) * kAccColumns * static_cast<double>(k);
   return std::max(bytes / kBytesPerNanosecond, macs / kMacsPerNanosecond);
 }
 
@@ -51,10 +51,10 @@ void cut_blocks(const SortedSlots& slots, int64_t k_max, const Path& path, Plan&
   }
 }
 
-// Cuts `units` that take `unit_time` each into tasks.
-void push_tasks(Step step, int32_t block, int64_t units, double unit_time, double task_time,
+// Cuts `units` that take `time` each into tasks.
+void push_tasks(Step step, int32_t block, int64_t units, double time, double task_time,
                 Plan& plan) {
-  const int64_t each = std::clamp<int64_t>(static_cast<int64_t>(task_time / unit_time), 1, units);
+  const int64_t each = std::clamp<int64_t>(static_cast<int64_t>(task_time / time), 1, units);
   for (int64_t begin = 0; begin < units; begin += each) {
     plan.tasks.push_back({step, block, static_cast<int32_t>(begin),
                           static_cast<int32_t>(std::min(begin + each, units))});
@@ -70,13 +70,13 @@ void make_plan(const SortedSlots& slots, const PlanShape& shape, const Path& pat
   plan.max_rows = 0;
   cut_blocks(slots, std::max(shape.hidden, shape.intermediate), path, plan);
 
-  const int64_t gate_up_units = shape.intermediate / kPairColumns;
-  const int64_t down_units = shape.hidden / kPairColumns;
+  const int64_t gate_up_units = gate_up_units_of(shape.intermediate);
+  const int64_t down_units = down_units_of(shape.hidden);
   plan.nanoseconds = 0.0;
   for (const Block& block : plan.blocks) {
     plan.nanoseconds +=
-        2.0 * static_cast<double>(gate_up_units) * pair_time(block.rows, shape.hidden) +
-        static_cast<double>(down_units) * pair_time(block.rows, shape.intermediate);
+        static_cast<double>(gate_up_units) * unit_time(block.rows, shape.hidden) +
+        static_cast<double>(down_units) * unit_time(block.rows, shape.intermediate);
   }
   const double task_time =
       std::min(kTaskNanoseconds, plan.nanoseconds / (16.0 * static_cast<double>(shape.threads)));
@@ -89,7 +89,7 @@ void make_plan(const SortedSlots& slots, const PlanShape& shape, const Path& pat
     if (b < 0) return;
     const size_t before = plan.tasks.size();
     push_tasks(Step::kDown, b, down_units,
-               pair_time(plan.blocks[static_cast<size_t>(b)].rows, shape.intermediate), task_time,
+               unit_time(plan.blocks[static_cast<size_t>(b)].rows, shape.intermediate), task_time,
                plan);
     plan.down_tasks += static_cast<int64_t>(plan.tasks.size() - before);
   };
@@ -98,7 +98,7 @@ void make_plan(const SortedSlots& slots, const PlanShape& shape, const Path& pat
   for (int32_t b = 0; b < count; ++b) {
     pack(b + 1);
     push_tasks(Step::kGateUp, b, gate_up_units,
-               2.0 * pair_time(plan.blocks[static_cast<size_t>(b)].rows, shape.hidden), task_time,
+               unit_time(plan.blocks[static_cast<size_t>(b)].rows, shape.hidden), task_time,
                plan);
     down(b - 1);
   }

@@ -23,11 +23,15 @@ struct Block {
   int32_t first_tile, tile_count;  // its tiles: Plan::tiles[first_tile ..]
 };
 
+// A unit of work is four panels: 32 columns of gate and of up, or 64 columns of H (the last may be 32).
+inline int64_t gate_up_units_of(int64_t intermediate) { return intermediate / 32; }
+inline int64_t down_units_of(int64_t hidden) { return (hidden + 63) / 64; }
+
 enum class Step : int32_t {
   kPack,     // step 1: quantise and pack the block's rows
   kGateUp,   // steps 2 to 5 for units begin..end-1 of 32 columns of I; the last one packs them for
              // kDown
-  kDown,     // step 6 for units begin..end-1 of 32 columns of H
+  kDown,     // step 6 for units begin..end-1
   kCombine,  // step 7 for tokens begin..end-1; needs every kDown
 };
 

@@ -1,18 +1,18 @@
-// The products: a block of rows times a pair of panels. One body for every path; the including file
+// The products: a block of rows times two or four panels. One body for every path; the including file
 // supplies the instructions as a struct `Isa` and has to say how its registers hold a tile.
 //
-// Isa::V         16 float32 (one panel's rows n)          Isa::X      one row's values of a step
+// Isa::V         16 float32 (one panel's rows n)
+// Isa::Element   float or uint32_t (a pair of bfloat16): one row's values of a step in a packed tile
 // Isa::kSteps    dot steps in a group: 32, or 16 if a step takes a pair of k
-// Isa::kTileRows rows of the tallest tile                  Isa::kWide  panels that a tile holds at
-// once: 2 or 1 Isa::kInPlace  tallest block whose weights are decoded as they are used, not to a
-// buffer first Isa::Element   float or uint32_t (pair of bfloat16): one row's values of a step in a
-// packed tile zero, load, store, codes(pointer), decode(codes, step % (kSteps/4)),
-// spread(Element*), dot, fma, powers(scale bytes)
+// Isa::kTileRows rows of the tallest tile; Isa::kWide: panels that a tile holds at once, 4 or 1
+// Isa::kInPlace  tallest tile whose weights are decoded as they are used, not to a buffer first
+// zero, load, store, codes(pointer), decode(codes, step % (kSteps/4)), spread(Element*), dot, fma,
+// powers(scale bytes)
 //
-// Every path, tile height and source of weights runs THE SAME steps for an output: from +0, each
-// group of 32 k is summed in ascending steps on unscaled weights; the sum times the weight's scale
-// is then added to the output, groups ascending. So a row's bits depend on nothing but the row and
-// the weights.
+// Every path, tile height, number of panels and source of weights runs THE SAME steps for an output: from
+// +0, each group of 32 k is summed in ascending steps on unscaled weights; the sum times the weight's scale
+// is then added to the output, groups ascending. So a row's bits depend on nothing but the row and the
+// weights.
 #pragma once
 
 #include <string.h>
@@ -26,8 +26,6 @@ namespace {
 
 constexpr int64_t kCodeBlock = 256;  // bytes of codes, and of scales, of a panel's group (layout.h)
 constexpr int64_t kScaleBlock = 16;
-constexpr int64_t kBufferGroups =
-    4;  // groups decoded to the buffer at once: 16 KiB of float32 for two panels
 constexpr int64_t kAhead = 8;  // groups between a prefetch and its use
 
 inline void prefetch_group(const uint8_t* p) {
@@ -35,17 +33,17 @@ inline void prefetch_group(const uint8_t* p) {
 }
 
 // Weights decoded as they are used: each vector of codes yields a quarter of the group's steps.
-template <class Isa>
+template <class Isa, int kWide>
 struct InPlace {
-  const uint8_t* codes[Isa::kWide];
-  const uint8_t* scales[Isa::kWide];
+  const uint8_t* codes[kWide];
+  const uint8_t* scales[kWide];
 
   struct Quarter {
-    typename Isa::Codes c[Isa::kWide];
+    typename Isa::Codes c[kWide];
   };
   Quarter quarter(int64_t g, int v) const {
     Quarter q;
-    for (int n = 0; n < Isa::kWide; ++n) q.c[n] = Isa::codes(codes[n] + g * kCodeBlock + v * 64);
+    for (int n = 0; n < kWide; ++n) q.c[n] = Isa::codes(codes[n] + g * kCodeBlock + v * 64);
     return q;
   }
   typename Isa::V weight(const Quarter& q, int64_t, int, int step, int n) const {
@@ -56,7 +54,7 @@ struct InPlace {
 
 // Weights decoded once for all tiles of a block: [group][step][panel] vectors, then [group][panel]
 // powers.
-template <class Isa>
+template <class Isa, int kWide>
 struct Buffered {
   const float* weights;
   const float* scale_powers;
@@ -65,103 +63,100 @@ struct Buffered {
   Quarter quarter(int64_t, int) const { return {}; }
   typename Isa::V weight(const Quarter&, int64_t g, int v, int step, int n) const {
     const int64_t s = g * Isa::kSteps + v * (Isa::kSteps / 4) + step;
-    return Isa::load(weights + (s * Isa::kWide + n) * 16);
+    return Isa::load(weights + (s * kWide + n) * 16);
   }
   typename Isa::V power(int64_t g, int n) const {
-    return Isa::load(scale_powers + (g * Isa::kWide + n) * 16);
+    return Isa::load(scale_powers + (g * kWide + n) * 16);
   }
 };
 
-// acc[r * 32 + 16 n ..] += the sum over groups first..last-1 for a tile of kRows rows. x: the tile
+// acc[r * 64 + 16 n ..] += the sum over groups first..last-1 for a tile of kRows rows. x: the tile
 // at group `first`.
-template <class Isa, int kRows, class Weights>
-void tile(const Weights& weights, int64_t first, int64_t last, const uint8_t* const* ahead,
+template <class Isa, int kRows, int kWide, class Weights>
+__attribute__((noinline)) void tile(const Weights& weights, int64_t first, int64_t last, const uint8_t* const* ahead,
           const typename Isa::Element* x, float* acc) {
   using V = typename Isa::V;
   constexpr int kQuarter = Isa::kSteps / 4;
   for (int64_t g = first; g < last; ++g) {
     if (ahead != nullptr) {
-      for (int n = 0; n < Isa::kWide; ++n) prefetch_group(ahead[n] + g * kCodeBlock);
+      for (int n = 0; n < kWide; ++n) prefetch_group(ahead[n] + g * kCodeBlock);
     }
-    V p[kRows][Isa::kWide];
+    V p[kRows][kWide];
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
-      for (int n = 0; n < Isa::kWide; ++n) p[r][n] = Isa::zero();
-    }
 #pragma GCC unroll 4
-    for (int v = 0; v < 4; ++v) {
+      for (int n = 0; n < kWide; ++n) p[r][n] = Isa::zero();
+    }
+#pragma GCC unroll 1
+    for (int v = 0; v < 4; ++v) {  // kept a loop: four times the code would leave the decoded-uop cache
       const auto quarter = weights.quarter(g, v);
 #pragma GCC unroll 8
       for (int s = 0; s < kQuarter; ++s) {
-        V w[Isa::kWide];
-#pragma GCC unroll 2
-        for (int n = 0; n < Isa::kWide; ++n) w[n] = weights.weight(quarter, g, v, s, n);
+        V w[kWide];
+#pragma GCC unroll 4
+        for (int n = 0; n < kWide; ++n) w[n] = weights.weight(quarter, g, v, s, n);
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; ++r) {
           const auto xr = Isa::spread(x + r);
-#pragma GCC unroll 2
-          for (int n = 0; n < Isa::kWide; ++n) p[r][n] = Isa::dot(p[r][n], xr, w[n]);
+#pragma GCC unroll 4
+          for (int n = 0; n < kWide; ++n) p[r][n] = Isa::dot(p[r][n], xr, w[n]);
         }
         x += kRows;
       }
     }
-#pragma GCC unroll 2
-    for (int n = 0; n < Isa::kWide; ++n) {
+#pragma GCC unroll 4
+    for (int n = 0; n < kWide; ++n) {
       const V power = weights.power(g, n);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
-        float* a = acc + r * kPairColumns + n * 16;
+        float* a = acc + r * kAccColumns + n * 16;
         Isa::store(a, Isa::fma(p[r][n], power, Isa::load(a)));
       }
     }
   }
 }
 
-// The same sums where a scale is extreme: partial * 2^(row scale + weight scale) is formed by two
-// exact multiplications (either may overflow or flush only if the product does), NaN for byte 255.
-// Rows one by one; `scales` is null for a scaled tile, whose rows hold their scales already.
+// The same sums where a scale is extreme: partial * 2^(row scale + weight scale) is formed by two exact
+// multiplications (either may overflow or flush only if the product does), NaN for byte 255. One output
+// vector at a time; `row_scales` is null for a scaled tile, whose rows hold their scales already.
 template <class Isa>
-void tile_careful(const uint8_t* const* codes, const uint8_t* const* scales, int64_t groups,
-                  int rows, const uint8_t* const* row_scales, const typename Isa::Element* x,
-                  float* acc) {
+void tile_careful(const uint8_t* codes, const uint8_t* scales, int64_t groups, int rows,
+                  const uint8_t* const* row_scales, const typename Isa::Element* x, float* acc) {
   for (int r = 0; r < rows; ++r) {
-    for (int n = 0; n < Isa::kWide; ++n) {
-      float* a = acc + r * kPairColumns + n * 16;
-      for (int64_t g = 0; g < groups; ++g) {
-        typename Isa::V p = Isa::zero();
-        for (int v = 0; v < 4; ++v) {
-          const auto c = Isa::codes(codes[n] + g * kCodeBlock + v * 64);
+    float* a = acc + r * kAccColumns;
+    for (int64_t g = 0; g < groups; ++g) {
+      typename Isa::V p = Isa::zero();
+      for (int v = 0; v < 4; ++v) {
+        const auto c = Isa::codes(codes + g * kCodeBlock + v * 64);
 #pragma GCC unroll 8
-          for (int s = 0; s < Isa::kSteps / 4; ++s) {
-            const int64_t step = g * Isa::kSteps + v * (Isa::kSteps / 4) + s;
-            p = Isa::dot(p, Isa::spread(x + step * rows + r), Isa::decode(c, s));
-          }
+        for (int s = 0; s < Isa::kSteps / 4; ++s) {
+          const int64_t step = g * Isa::kSteps + v * (Isa::kSteps / 4) + s;
+          p = Isa::dot(p, Isa::spread(x + step * rows + r), Isa::decode(c, s));
         }
-        float partial[16];
-        Isa::store(partial, p);
-        const int row_scale = row_scales == nullptr ? 127 : row_scales[r][g];
-        for (int i = 0; i < 16; ++i) {
-          const int weight_scale = scales[n][g * kScaleBlock + i];
-          const int e = row_scale + weight_scale - 254, half = e >> 1;
-          const bool nan = row_scale == 255 || weight_scale == 255;
-          const float one = float_of(static_cast<uint32_t>(half + 127) << 23);
-          const float two = float_of(static_cast<uint32_t>(e - half + 127) << 23);
-          a[i] += nan ? float_of(kNanBits) : (partial[i] * one) * two;
-        }
+      }
+      float partial[16];
+      Isa::store(partial, p);
+      const int row_scale = row_scales == nullptr ? 127 : row_scales[r][g];
+      for (int i = 0; i < 16; ++i) {
+        const int weight_scale = scales[g * kScaleBlock + i];
+        const int e = row_scale + weight_scale - 254, half = e >> 1;
+        const bool nan = row_scale == 255 || weight_scale == 255;
+        const float one = float_of(static_cast<uint32_t>(half + 127) << 23);
+        const float two = float_of(static_cast<uint32_t>(e - half + 127) << 23);
+        a[i] += nan ? float_of(kNanBits) : (partial[i] * one) * two;
       }
     }
   }
 }
 
-template <class Isa, class Weights, int kRows = Isa::kTileRows>
+template <class Isa, int kWide, class Weights, int kRows = Isa::kTileRows>
 void tile_of(int rows, const Weights& weights, int64_t first, int64_t last,
              const uint8_t* const* ahead, const typename Isa::Element* x, float* acc) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
-      tile<Isa, kRows>(weights, first, last, ahead, x, acc);
+      tile<Isa, kRows, kWide>(weights, first, last, ahead, x, acc);
     } else {
-      tile_of<Isa, Weights, kRows - 1>(rows, weights, first, last, ahead, x, acc);
+      tile_of<Isa, kWide, Weights, kRows - 1>(rows, weights, first, last, ahead, x, acc);
     }
   }
 }
@@ -176,58 +171,30 @@ inline bool within_weight_bounds(const uint8_t* scales, int64_t groups) {
 }
 
 template <class Isa>
-inline const typename Isa::Element* tile_start(const RowBlock& rows, const Tile& t,
-                                               int64_t groups) {
+inline const typename Isa::Element* tile_start(const RowBlock& rows, const Tile& t, int64_t groups) {
   return reinterpret_cast<const typename Isa::Element*>(rows.packed) +
          static_cast<int64_t>(t.first) * groups * Isa::kSteps;
 }
 
-// kWide panels from column 16 * `panel` of the pair.
-template <class Isa>
-void multiply_panels(const PanelPair& pair, int panel, const RowBlock& rows, int64_t groups,
-                     float* acc) {
-  InPlace<Isa> direct;
-  bool plain = true;
-  const uint8_t* ahead[Isa::kWide];
-  for (int n = 0; n < Isa::kWide; ++n) {
-    direct.codes[n] = pair.codes[panel + n];
-    direct.scales[n] = pair.scales[panel + n];
-    plain = plain && within_weight_bounds(direct.scales[n], groups);
-  }
-  acc += panel * 16;
+// Memory-bound: stream the codes once, asking for those some groups on; near the end for those that this
+// thread is likely to want next.
+template <class Isa, int kWide>
+void multiply_in_place(const Panels& w, int panel, const InPlace<Isa, kWide>& weights, const Tile& t,
+                       const typename Isa::Element* x, int64_t groups, float* acc) {
+  const int64_t turn = groups > kAhead ? groups - kAhead : 0;
+  const uint8_t* ahead[kWide];
+  for (int n = 0; n < kWide; ++n) ahead[n] = weights.codes[n] + kAhead * kCodeBlock;
+  tile_of<Isa, kWide>(t.rows, weights, 0, turn, ahead, x, acc);
+  for (int n = 0; n < kWide; ++n) ahead[n] = w.ahead[panel + n] - turn * kCodeBlock;
+  tile_of<Isa, kWide>(t.rows, weights, turn, groups, ahead, x + turn * Isa::kSteps * t.rows, acc);
+}
 
-  int64_t decoded_rows = 0;
-  for (int32_t i = 0; i < rows.tile_count; ++i) {
-    const Tile& t = rows.tiles[i];
-    if (!plain || !t.scaled) {
-      tile_careful<Isa>(direct.codes, direct.scales, groups, t.rows,
-                        t.scaled ? nullptr : rows.scales + t.first,
-                        tile_start<Isa>(rows, t, groups), acc + t.first * kPairColumns);
-    } else {
-      decoded_rows += t.rows;
-    }
-  }
-  if (decoded_rows == 0) return;
-
-  if (decoded_rows <= Isa::kInPlace) {
-    // Memory-bound: stream the codes, asking for those some groups on; near the end for those that
-    // this thread will want next.
-    const int64_t turn = groups > kAhead ? groups - kAhead : 0;
-    for (int32_t i = 0; i < rows.tile_count; ++i) {
-      const Tile& t = rows.tiles[i];
-      if (!t.scaled) continue;
-      const auto* x = tile_start<Isa>(rows, t, groups);
-      float* a = acc + t.first * kPairColumns;
-      for (int n = 0; n < Isa::kWide; ++n) ahead[n] = direct.codes[n] + kAhead * kCodeBlock;
-      tile_of<Isa>(t.rows, direct, 0, turn, ahead, x, a);
-      for (int n = 0; n < Isa::kWide; ++n) ahead[n] = pair.ahead[panel + n] - turn * kCodeBlock;
-      tile_of<Isa>(t.rows, direct, turn, groups, ahead, x + turn * Isa::kSteps * t.rows, a);
-    }
-    return;
-  }
-
-  alignas(64) float weights[kBufferGroups * Isa::kSteps * Isa::kWide * 16];
-  alignas(64) float powers[kBufferGroups * Isa::kWide * 16];
+// Compute-bound: decode some groups into the first-level cache, multiply every tile by them, go on.
+template <class Isa, int kWide>
+void multiply_buffered(const InPlace<Isa, kWide>& direct, const RowBlock& rows, int64_t groups, float* acc) {
+  constexpr int64_t kBufferGroups = (16 << 10) / (Isa::kSteps * kWide * 64);
+  alignas(64) float weights[kBufferGroups * Isa::kSteps * kWide * 16];
+  alignas(64) float powers[kBufferGroups * kWide * 16];
   for (int64_t first = 0; first < groups; first += kBufferGroups) {
     const int64_t count = groups - first < kBufferGroups ? groups - first : kBufferGroups;
     float *w = weights, *f = powers;
@@ -236,29 +203,67 @@ void multiply_panels(const PanelPair& pair, int panel, const RowBlock& rows, int
         const auto quarter = direct.quarter(g, v);
 #pragma GCC unroll 8
         for (int s = 0; s < Isa::kSteps / 4; ++s) {
-          for (int n = 0; n < Isa::kWide; ++n, w += 16) Isa::store(w, Isa::decode(quarter.c[n], s));
+#pragma GCC unroll 4
+          for (int n = 0; n < kWide; ++n, w += 16) Isa::store(w, Isa::decode(quarter.c[n], s));
         }
       }
-      for (int n = 0; n < Isa::kWide; ++n, f += 16) Isa::store(f, direct.power(g, n));
-      for (int n = 0; n < Isa::kWide; ++n)
+      for (int n = 0; n < kWide; ++n, f += 16) {
+        Isa::store(f, direct.power(g, n));
         prefetch_group(direct.codes[n] + (g + kBufferGroups) * kCodeBlock);
+      }
     }
-    const Buffered<Isa> buffered{weights, powers};
+    const Buffered<Isa, kWide> buffered{weights, powers};
     for (int32_t i = 0; i < rows.tile_count; ++i) {
       const Tile& t = rows.tiles[i];
       if (!t.scaled) continue;
-      tile_of<Isa>(t.rows, buffered, 0, count, nullptr,
-                   tile_start<Isa>(rows, t, groups) + first * Isa::kSteps * t.rows,
-                   acc + t.first * kPairColumns);
+      tile_of<Isa, kWide>(t.rows, buffered, 0, count, nullptr,
+                          tile_start<Isa>(rows, t, groups) + first * Isa::kSteps * t.rows,
+                          acc + t.first * kAccColumns);
     }
   }
 }
 
+// Panels panel .. panel + kWide - 1.
+template <class Isa, int kWide>
+void multiply_panels(const Panels& w, int panel, const RowBlock& rows, int64_t groups, float* acc) {
+  InPlace<Isa, kWide> direct;
+  bool plain = true;
+  for (int n = 0; n < kWide; ++n) {
+    direct.codes[n] = w.codes[panel + n];
+    direct.scales[n] = w.scales[panel + n];
+    plain = plain && within_weight_bounds(direct.scales[n], groups);
+  }
+  acc += panel * 16;
+  bool any = false;
+  for (int32_t i = 0; i < rows.tile_count; ++i) {
+    const Tile& t = rows.tiles[i];
+    if (plain && t.scaled) {
+      any = true;
+      continue;
+    }
+    for (int n = 0; n < kWide; ++n) {
+      tile_careful<Isa>(direct.codes[n], direct.scales[n], groups, t.rows,
+                        t.scaled ? nullptr : rows.scales + t.first, tile_start<Isa>(rows, t, groups),
+                        acc + t.first * kAccColumns + n * 16);
+    }
+  }
+  if (!any) return;
+  if (rows.tile_count == 1 && rows.rows <= Isa::kInPlace) {
+    multiply_in_place<Isa, kWide>(w, panel, direct, rows.tiles[0], tile_start<Isa>(rows, rows.tiles[0], groups),
+                                  groups, acc);
+  } else {
+    multiply_buffered<Isa, kWide>(direct, rows, groups, acc);
+  }
+}
+
 template <class Isa>
-void multiply(const PanelPair& pair, const RowBlock& rows, int64_t groups, float* acc) {
-  memset(acc, 0, sizeof(float) * kPairColumns * static_cast<size_t>(rows.rows));
-  for (int panel = 0; panel < 2; panel += Isa::kWide) {
-    multiply_panels<Isa>(pair, panel, rows, groups, acc);
+void multiply(const Panels& w, const RowBlock& rows, int64_t groups, float* acc) {
+  memset(acc, 0, sizeof(float) * kAccColumns * static_cast<size_t>(rows.rows));
+  if constexpr (Isa::kWide == 4) {
+    if (w.count == 4) return multiply_panels<Isa, 4>(w, 0, rows, groups, acc);
+    return multiply_panels<Isa, 2>(w, 0, rows, groups, acc);
+  } else {
+    for (int panel = 0; panel < w.count; ++panel) multiply_panels<Isa, 1>(w, panel, rows, groups, acc);
   }
 }
 
