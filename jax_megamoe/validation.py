@@ -468,8 +468,8 @@ def check_array(name: str, value: Any) -> None:
     """Refuses what is no array, such as lists, None and another framework's tensors."""
     if not isinstance(getattr(value, "dtype", None), np.dtype) or not hasattr(value, "shape"):
         raise TypeError(
-            f"{name} is a {type(value).__name__}; a JAX or NumPy array is accepted: convert it with "
-            f"jnp.asarray({name})."
+            f"{name} is a {type(value).__name__}; a JAX or NumPy array is accepted: convert it "
+            f"with jnp.asarray({name})."
         )
 
 
@@ -498,8 +498,8 @@ def check_fits_config(name: str, found: tuple[int, ...], expected: tuple[int, ..
     """Refuses weights of other sizes than a layer's config gives."""
     if found != expected:
         raise ValueError(
-            f"{name} is {found}, but the layer's config gives {expected}. Make the MegaMoeConfig from "
-            "the checkpoint's own sizes."
+            f"{name} is {found}, but the layer's config gives {expected}. Make the MegaMoeConfig "
+            "from the checkpoint's own sizes."
         )
 
 
@@ -517,8 +517,8 @@ def check_dense(name: str, dtype: Any) -> None:
     """Refuses experts to be quantised that are not floating point."""
     if not jnp.issubdtype(dtype, jnp.floating) or np.dtype(dtype).itemsize < 2:
         raise TypeError(
-            f"{name} has dtype {np.dtype(dtype)}; float32, bfloat16 and float16 are accepted. Experts "
-            "that are quantised already go in as weights=ExpertWeights(...)."
+            f"{name} has dtype {np.dtype(dtype)}; float32, bfloat16 and float16 are accepted. "
+            "Experts that are quantised already go in as weights=ExpertWeights(...)."
         )
 
 
@@ -526,8 +526,9 @@ def check_prepare_target(asked: str | None, made_for: str | None) -> None:
     """Refuses to prepare a module for another implementation than it was made for."""
     if asked is not None and made_for is not None and asked != made_for:
         raise ValueError(
-            f"implementation is {asked!r}, but this MegaMoe was made with implementation={made_for!r}, "
-            "which could not run weights prepared for another. Leave one of the two None."
+            f"implementation is {asked!r}, but this MegaMoe was made with "
+            f"implementation={made_for!r}, which could not run weights prepared for another. "
+            "Leave one of the two None."
         )
 
 
@@ -547,12 +548,12 @@ def check_weights_named(missing: list[str], held: Iterable[str]) -> None:
 
 
 def check_held_array(name: str, value: Any) -> None:
-    """Refuses a module's weight that is no array, as after an update with a tree of one level more."""
+    """Refuses a module's weight that is no array, as after an update with a deeper tree."""
     if not isinstance(getattr(value, "dtype", None), np.dtype):
         raise TypeError(
-            f"{name} holds a {type(value).__name__}; an array is accepted. A checkpoint restored without "
-            "a target is a tree with one level more than the module: restore with nnx.state(module) as "
-            "the target."
+            f"{name} holds a {type(value).__name__}; an array is accepted. A checkpoint restored "
+            "without a target is a tree with one level more than the module: restore with "
+            "nnx.state(module) as the target."
         )
 
 
@@ -560,8 +561,8 @@ def check_one_form(forms: Sequence[object]) -> None:
     """Refuses a module whose weights come in two forms."""
     if len(forms) > 1:
         raise ValueError(
-            f"the module holds both {forms[0]} and {forms[1]}; exactly one form is accepted. Construct a "
-            "new module and restore only one of them."
+            f"the module holds both {forms[0]} and {forms[1]}; exactly one form is accepted. "
+            "Construct a new module and restore only one of them."
         )
 
 
@@ -576,17 +577,17 @@ def check_devices_here(missing: list[int], wanted: int, platform: str, here: int
     """Refuses to unpickle a mesh whose devices this process does not have."""
     if missing:
         raise ValueError(
-            f"the pickled module's mesh has {wanted} {platform} devices, of which id {missing[0]} is not "
-            f"among the {here} of this process. Pickle a module made with mesh=None, which takes the mesh "
-            "in context, or save its state with Orbax."
+            f"the pickled module's mesh has {wanted} {platform} devices, of which id {missing[0]} "
+            f"is not among the {here} of this process. Pickle a module made with mesh=None, which "
+            "takes the mesh in context, or save its state with Orbax."
         )
 
 
 def check_weights_or_rngs(weights: Any, rngs: Any) -> None:
     if weights is None and rngs is None:
         raise ValueError(
-            "neither weights nor rngs was given; pass weights=ExpertWeights(...), or rngs=nnx.Rngs(seed) "
-            "for random weights."
+            "neither weights nor rngs was given; pass weights=ExpertWeights(...), or "
+            "rngs=nnx.Rngs(seed) for random weights."
         )
 
 
