@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax_megamoe
 import numpy as np
-from contract import Contract
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+
+import jax_megamoe
+from contract import Contract
 from oracle import Array
 
 

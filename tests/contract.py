@@ -15,21 +15,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from data import Case, exact_case, fragile_case, random_case, shapes
 from hypothesis import HealthCheck, Phase, given, settings
+
+from data import Case, exact_case, fragile_case, random_case, shapes
 from oracle import E2M1, E8M0, Array, bf16, pack, widen
 
 BF16 = ml_dtypes.bfloat16
 CANONICAL_NAN = 0x7FC0
-
-# Fixed for CI: the same examples on every run and machine. Shrinking would recompile every shape.
-PROFILE = settings(
-    derandomize=True,
-    database=None,
-    deadline=None,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
 
 # ||a - b|| / ||b|| per row between two implementations that sum in different orders.
 # * A float32 sum over k <= 4096 is off by about 2^-24 * sqrt(k) of the norm of its terms: 2^-18. It
@@ -38,8 +30,8 @@ PROFILE = settings(
 #   probability of 2^-8 / 2^-4, and then moves by 2^-3 at most. The root mean square over I elements
 #   is below 2^-3 * sqrt(2^-14) = 2^-10 of the row.
 # * Rows and their sum are rounded to bfloat16, which moves the few elements that differ by 2^-8.
-# Together below 2^-8 (`test_oracle.py` finds less: such sums are mostly exact in float32, see
-# `fragile_case`, so that only exp and the division are left to differ). The contract grants 2^-6 for heavy-tailed rows
+# Together below 2^-8 (`test_oracle.py` finds less: such sums are mostly exact in float32, so that
+# only exp and the division are left to differ). The contract grants 2^-6 for heavy-tailed rows
 # where one of the few moved elements is among the largest. A wrong scale, nibble or expert is off
 # by 2^-1 and more.
 ROW_BOUND = 2.0**-6
@@ -195,7 +187,9 @@ class Contract:
     row_bound = ROW_BOUND
     # Numbers of tokens in a call; each is a compilation.
     batches: tuple[int, ...] = (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 70)
+    # Random shapes drawn by `make test`, and by `pytest -m wide`.
     examples = 20
+    wide_examples = 2000
 
     def run(
         self,
@@ -224,7 +218,21 @@ class Contract:
         assert_rows_close(self.result(case), case.oracle(), self.row_bound)
 
     def test_every_shape_gives_exact_bits_and_close_rows(self) -> None:
-        @settings(PROFILE, max_examples=self.examples)
+        self._check_shapes(self.examples)
+
+    @pytest.mark.wide
+    def test_many_more_shapes_give_exact_bits_and_close_rows(self) -> None:
+        self._check_shapes(self.wide_examples)
+
+    def _check_shapes(self, examples: int) -> None:
+        # The profile in force (conftest.py) decides whether the examples are the same on every run.
+        # Shrinking is left out: it would compile a program for every attempt.
+        @settings(
+            max_examples=examples,
+            deadline=None,
+            phases=[Phase.explicit, Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
         @given(shapes())
         def check(keywords: dict[str, Any]) -> None:
             case = exact_case(**keywords)

@@ -17,6 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
+
 from oracle import (
     E2M1,
     E4M3,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+
 from oracle import (
     AMAX_FLOOR,
     E2M1,

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax_megamoe
 import pytest
+
+import jax_megamoe
 from bound import BoundContract
 from contract import EXACT, assert_same_bits
 from data import exact_case, random_case

@@ -11,3 +11,4 @@ class TestXla(BoundContract):
     # slots for an expert.
     batches = (2, 16, 33, 70)
     examples = 6
+    wide_examples = 200

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import oracle
 import pytest
+
+import oracle
 from jax_megamoe import dequantize_fp4, dequantize_fp8, formats, quantize_fp4, quantize_fp8
 from oracle import E2M1, E4M3, E8M0, Array, widen
 
