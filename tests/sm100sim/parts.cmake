@@ -22,7 +22,7 @@ target_include_directories(sm100sim_parts PUBLIC ${SM100SIM_PARTS_DIR})
 target_compile_features(sm100sim_parts PUBLIC cxx_std_20)
 set_target_properties(sm100sim_parts PROPERTIES POSITION_INDEPENDENT_CODE ON)
 # Cut and compared values depend on no trap and no errno; contraction never changes a sum that is exact anyway, but elsewhere it would.
-target_compile_options(sm100sim_parts PRIVATE -O3 -Wall -Wextra -fno-math-errno -fno-trapping-math -ffp-contract=off)
+target_compile_options(sm100sim_parts PRIVATE -O3 -Wall -Wextra -fno-math-errno -fno-trapping-math -ffp-contract=off -Wno-psabi)
 
 nanobind_add_module(_sm100sim_parts NB_STATIC
   ${SM100SIM_PARTS_DIR}/parts_binding.cc

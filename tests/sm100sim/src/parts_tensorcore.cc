@@ -1,6 +1,6 @@
 // tensorcore for Python: memories as NumPy arrays (shared [ctas, bytes], tensor memory [ctas, 128, 512]) with poison arrays beside them.
-#include <chrono>
 #include <cstring>
+#include <ctime>
 
 #include "parts_binding.h"
 #include "tensorcore/copy.h"
@@ -95,6 +95,13 @@ nb::dict describe(const InstructionDescriptor& d) {
   return out;
 }
 
+// Processor time of this thread: other processes on the machine do not count.
+double seconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
 void bind_mma(nb::module_& m) {
   m.def("mma", [](const std::string& kind, int cta_group, const std::string& vector, bool ws, nb::dict d, const Input<uint8_t>& shared,
                   const Input<uint8_t>& shared_poison, Array<uint32_t> tmem, Array<uint8_t> tmem_poison, Array<uint8_t> touched) {
@@ -117,12 +124,12 @@ void bind_mma(nb::module_& m) {
     for (int i = 0; i < times; ++i) {
       Mma mma(request(context(kind, cta_group, vector, false, true), d));
       if (!mma.errors().empty()) throw std::invalid_argument(mma.errors()[0]);
-      const auto start = std::chrono::steady_clock::now();
+      const double start = seconds();
       mma.fetch(s, t);
-      const auto middle = std::chrono::steady_clock::now();
+      const double middle = seconds();
       mma.accumulate(t);
-      fetch += std::chrono::duration<double>(middle - start).count();
-      accumulate += std::chrono::duration<double>(std::chrono::steady_clock::now() - middle).count();
+      fetch += middle - start;
+      accumulate += seconds() - middle;
       macs += mma.multiply_adds();
     }
     return nb::make_tuple(fetch, accumulate, macs);
