@@ -16,7 +16,7 @@ FLOOR_FFI_API = (0, 3)  # what jaxlib of that version supports
 
 
 def check() -> None:
-    """Raises ImportError, in words, if jax is too old or the extension is missing or unfit for it."""
+    """Raises ImportError, in words, if jax is too old or the extension missing or unfit for it."""
     import jax
     import jaxlib.version
 
