@@ -20,7 +20,8 @@ def environment() -> list[str]:
     kinds = sorted({f"{device.platform} ({device.device_kind})" for device in devices})
     return [
         f"versions: {versions}, Python {platform.python_version()}",
-        f"extension: XLA FFI API {build['api_major']}.{build['api_minor']}, {build['compiler']}",
+        f"extension: XLA FFI API {build['xla_ffi_api_major']}.{build['xla_ffi_api_minor']}, "
+        f"{build['compiler']}",
         f"devices: {len(devices)} x {', '.join(kinds)}",
         f"implementation cpu: {_cpu_line()}",
         f"implementation sm100: {_sm100_line()}",
