@@ -117,10 +117,8 @@ class Chunk {
       for (int32_t r = t.first; r < t.first + t.rows; ++r) {
         t.scaled = t.scaled && path_.scalable(codes[r], operand.scale_rows[r], groups);
       }
-      for (int32_t r = 0; r < t.rows; ++r) {
-        path_.pack_row(codes[t.first + r], operand.scale_rows[t.first + r], groups, t.scaled,
-                       t.rows, r, operand.packed + t.first * k * path_.element_bytes);
-      }
+      path_.pack_tile(codes + t.first, operand.scale_rows + t.first, groups, t.scaled, t.rows,
+                      operand.packed + t.first * k * path_.element_bytes);
     }
   }
 
@@ -149,8 +147,9 @@ class Chunk {
   }
 
   // Panel n of `count` is first[n / 2] + n % 2; `next` likewise names those to prefetch.
-  Panels panels(const WeightShape& shape, const uint8_t* codes, const uint8_t* scales, int64_t expert,
-                int32_t count, const int64_t (&first)[2], const int64_t (&next)[2]) const {
+  Panels panels(const WeightShape& shape, const uint8_t* codes, const uint8_t* scales,
+                int64_t expert, int32_t count, const int64_t (&first)[2],
+                const int64_t (&next)[2]) const {
     Panels w;
     w.count = count;
     for (int n = 0; n < count; ++n) {
@@ -176,8 +175,8 @@ class Chunk {
     alignas(64) float acc[kMaxBlockRows * kAccColumns];
     for (int64_t unit = task.begin; unit < task.end; ++unit) {
       const int64_t next = std::min(unit + 1, gate_up_units_of(inter) - 1);
-      path_.multiply(panels(gate_up_, p_.gate_up, p_.gate_up_scale, b.expert, 4, {2 * unit, up_panel + 2 * unit},
-                            {2 * next, up_panel + 2 * next}),
+      path_.multiply(panels(gate_up_, p_.gate_up, p_.gate_up_scale, b.expert, 4,
+                            {2 * unit, up_panel + 2 * unit}, {2 * next, up_panel + 2 * next}),
                      x, p_.hidden / kGroup, acc);
       const float* bias = nullptr;
       if (p_.gate_up_bias != nullptr) bias = p_.gate_up_bias + b.expert * 2 * inter + unit * 32;
@@ -211,9 +210,11 @@ class Chunk {
       const int64_t column = unit * 64, panel = column / kPanelRows;
       const int32_t count = column + 64 <= p_.hidden ? 4 : 2;
       const int64_t next = std::min(panel + 4, down_.panels() - count);
-      path_.multiply(panels(down_, p_.down, p_.down_scale, b.expert, count, {panel, panel + 2}, {next, next + 2}),
+      path_.multiply(panels(down_, p_.down, p_.down_scale, b.expert, count, {panel, panel + 2},
+                            {next, next + 2}),
                      a, p_.intermediate / kGroup, acc);
-      const float* bias = p_.down_bias == nullptr ? nullptr : p_.down_bias + b.expert * p_.hidden + column;
+      const float* bias =
+          p_.down_bias == nullptr ? nullptr : p_.down_bias + b.expert * p_.hidden + column;
       for (int32_t r = 0; r < b.rows; ++r) {
         const int64_t slot = slot_of(b, r);
         for (int half = 0; half < count * 16; half += 32) {

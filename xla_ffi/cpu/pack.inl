@@ -39,34 +39,39 @@ inline void spread_group(const uint8_t* codes, uint8_t scale, bool scaled, float
   for (int i = 0; i < 32; ++i) v[i] = from_e4m3(codes[i]) * factor;
 }
 
-// [k][rows] float32.
-[[maybe_unused]] void pack_row_float32(const uint8_t* codes, const uint8_t* scales, int64_t groups,
-                                       bool scaled, int32_t rows, int32_t r, uint8_t* out) {
-  float* tile = reinterpret_cast<float*>(out) + r;
-  for (int64_t g = 0; g < groups; ++g) {
-    float v[32];
-    spread_group(codes + g * 32, scales[g], scaled, v);
+// [k][rows] float32. Group by group for all rows, so that a tile's lines are written while in the
+// cache.
+[[maybe_unused]] void pack_tile_float32(const uint8_t* const* codes, const uint8_t* const* scales,
+                                        int64_t groups, bool scaled, int32_t rows, uint8_t* out) {
+  float* tile = reinterpret_cast<float*>(out);
+  for (int64_t g = 0; g < groups; ++g, tile += 32 * rows) {
     if (rows == 1) {
-      for (int i = 0; i < 32; ++i) tile[g * 32 + i] = v[i];
-    } else {
-      for (int i = 0; i < 32; ++i) tile[(g * 32 + i) * rows] = v[i];
+      spread_group(codes[0] + g * 32, scales[0][g], scaled, tile);
+      continue;
+    }
+    for (int32_t r = 0; r < rows; ++r) {
+      float v[32];
+      spread_group(codes[r] + g * 32, scales[r][g], scaled, v);
+      for (int i = 0; i < 32; ++i) tile[i * rows + r] = v[i];
     }
   }
 }
 
 // [k/2][rows] pairs of bfloat16, the even k in the low half. Every value is exact: a code has four
 // significant bits, and the bounds above keep it normal.
-[[maybe_unused]] void pack_row_bfloat16(const uint8_t* codes, const uint8_t* scales, int64_t groups,
-                                        bool scaled, int32_t rows, int32_t r, uint8_t* out) {
-  uint32_t* tile = reinterpret_cast<uint32_t*>(out) + r;
-  for (int64_t g = 0; g < groups; ++g) {
-    float v[32];
-    uint32_t pair[16];
-    spread_group(codes + g * 32, scales[g], scaled, v);
-    for (int i = 0; i < 16; ++i) {
-      pair[i] = (bits_of(v[2 * i]) >> 16) | (bits_of(v[2 * i + 1]) & 0xffff0000u);
+[[maybe_unused]] void pack_tile_bfloat16(const uint8_t* const* codes, const uint8_t* const* scales,
+                                         int64_t groups, bool scaled, int32_t rows, uint8_t* out) {
+  uint32_t* tile = reinterpret_cast<uint32_t*>(out);
+  for (int64_t g = 0; g < groups; ++g, tile += 16 * rows) {
+    for (int32_t r = 0; r < rows; ++r) {
+      float v[32];
+      uint32_t pair[16];
+      spread_group(codes[r] + g * 32, scales[r][g], scaled, v);
+      for (int i = 0; i < 16; ++i) {
+        pair[i] = (bits_of(v[2 * i]) >> 16) | (bits_of(v[2 * i + 1]) & 0xffff0000u);
+      }
+      for (int i = 0; i < 16; ++i) tile[i * rows + r] = pair[i];
     }
-    for (int i = 0; i < 16; ++i) tile[(g * 16 + i) * rows] = pair[i];
   }
 }
 

@@ -53,9 +53,9 @@ struct Path {
   void (*quantize_row)(const uint16_t* x, int64_t groups, uint8_t* codes, uint8_t* scales);
   // Whether a row may stand in a scaled tile.
   bool (*scalable)(const uint8_t* codes, const uint8_t* scales, int64_t groups);
-  // Writes a row as row r of a tile of `tile_rows` rows that starts at `out`.
-  void (*pack_row)(const uint8_t* codes, const uint8_t* scales, int64_t groups, bool scaled,
-                   int32_t tile_rows, int32_t r, uint8_t* out);
+  // Writes `rows` rows as a tile at `out`.
+  void (*pack_tile)(const uint8_t* const* codes, const uint8_t* const* scales, int64_t groups,
+                    bool scaled, int32_t rows, uint8_t* out);
   // Steps 2 and 6 up to the sum: acc[row][64] = the block's rows times the panels, 16 columns each.
   void (*multiply)(const Panels& weights, const RowBlock& rows, int64_t groups, float* acc);
   // The rest of step 2 and steps 3 to 5 for 32 columns of a row. Biases may be null.

@@ -62,8 +62,8 @@ struct Avx2 {
 }  // namespace
 
 extern const Path kPathAvx2 = {
-    "avx2",           Avx2::kTileRows, 4,        quantize_row, scalable,
-    pack_row_float32, multiply<Avx2>,  activate, finish,       combine,
+    "avx2",         Avx2::kTileRows, 4,      quantize_row, scalable, pack_tile_float32,
+    multiply<Avx2>, activate,        finish, combine,
 };
 
 }  // namespace megamoe::cpu

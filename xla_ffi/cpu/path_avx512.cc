@@ -35,8 +35,8 @@ struct Avx512 {
     return _mm512_permutexvar_ps(reinterpret_cast<__m512i>(shifted), table);
   }
   static V spread(const float* x) { return _mm512_set1_ps(*x); }
-  // _mm512_fmadd_ps(x, w, acc), in the one form that accumulates in place: GCC 12 prefers forms that
-  // overwrite x or w and then moves 24 sums about, which takes FMA slots.
+  // _mm512_fmadd_ps(x, w, acc), in the one form that accumulates in place: GCC 12 prefers forms
+  // that overwrite x or w and then moves 24 sums about, which takes FMA slots.
   static V dot(V acc, V x, V w) {
     asm("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(x), "v"(w));
     return acc;
@@ -52,8 +52,8 @@ struct Avx512 {
 }  // namespace
 
 extern const Path kPathAvx512 = {
-    "avx512",         Avx512::kTileRows, 4,        quantize_row, scalable,
-    pack_row_float32, multiply<Avx512>,  activate, finish,       combine,
+    "avx512",          Avx512::kTileRows, 4,        quantize_row, scalable,
+    pack_tile_float32, multiply<Avx512>,  activate, finish,       combine,
 };
 
 }  // namespace megamoe::cpu

@@ -15,8 +15,8 @@ using Isa = Avx512Bf16<Vdpbf16ps>;
 }  // namespace
 
 extern const Path kPathAvx512Bf16 = {
-    "avx512_bf16",     Isa::kTileRows, 2,        quantize_row, scalable,
-    pack_row_bfloat16, multiply<Isa>,  activate, finish,       combine,
+    "avx512_bf16",      Isa::kTileRows, 2,        quantize_row, scalable,
+    pack_tile_bfloat16, multiply<Isa>,  activate, finish,       combine,
 };
 
 }  // namespace megamoe::cpu

@@ -69,8 +69,8 @@ struct Portable {
 }  // namespace
 
 extern const Path kPathPortable = {
-    "portable",       Portable::kTileRows, 4,        quantize_row, scalable,
-    pack_row_float32, multiply<Portable>,  activate, finish,       combine,
+    "portable",        Portable::kTileRows, 4,        quantize_row, scalable,
+    pack_tile_float32, multiply<Portable>,  activate, finish,       combine,
 };
 
 }  // namespace megamoe::cpu

@@ -74,9 +74,8 @@ void make_plan(const SortedSlots& slots, const PlanShape& shape, const Path& pat
   const int64_t down_units = down_units_of(shape.hidden);
   plan.nanoseconds = 0.0;
   for (const Block& block : plan.blocks) {
-    plan.nanoseconds +=
-        static_cast<double>(gate_up_units) * unit_time(block.rows, shape.hidden) +
-        static_cast<double>(down_units) * unit_time(block.rows, shape.intermediate);
+    plan.nanoseconds += static_cast<double>(gate_up_units) * unit_time(block.rows, shape.hidden) +
+                        static_cast<double>(down_units) * unit_time(block.rows, shape.intermediate);
   }
   const double task_time =
       std::min(kTaskNanoseconds, plan.nanoseconds / (16.0 * static_cast<double>(shape.threads)));
@@ -98,8 +97,7 @@ void make_plan(const SortedSlots& slots, const PlanShape& shape, const Path& pat
   for (int32_t b = 0; b < count; ++b) {
     pack(b + 1);
     push_tasks(Step::kGateUp, b, gate_up_units,
-               unit_time(plan.blocks[static_cast<size_t>(b)].rows, shape.hidden), task_time,
-               plan);
+               unit_time(plan.blocks[static_cast<size_t>(b)].rows, shape.hidden), task_time, plan);
     down(b - 1);
   }
   down(count - 1);

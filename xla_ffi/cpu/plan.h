@@ -23,7 +23,8 @@ struct Block {
   int32_t first_tile, tile_count;  // its tiles: Plan::tiles[first_tile ..]
 };
 
-// A unit of work is four panels: 32 columns of gate and of up, or 64 columns of H (the last may be 32).
+// A unit of work is four panels: 32 columns of gate and of up, or 64 columns of H (the last may be
+// 32).
 inline int64_t gate_up_units_of(int64_t intermediate) { return intermediate / 32; }
 inline int64_t down_units_of(int64_t hidden) { return (hidden + 63) / 64; }
 

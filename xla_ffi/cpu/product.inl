@@ -1,18 +1,17 @@
-// The products: a block of rows times two or four panels. One body for every path; the including file
-// supplies the instructions as a struct `Isa` and has to say how its registers hold a tile.
+// The products: a block of rows times two or four panels. One body for every path; the including
+// file supplies the instructions as a struct `Isa` and has to say how its registers hold a tile.
 //
 // Isa::V         16 float32 (one panel's rows n)
-// Isa::Element   float or uint32_t (a pair of bfloat16): one row's values of a step in a packed tile
-// Isa::kSteps    dot steps in a group: 32, or 16 if a step takes a pair of k
-// Isa::kTileRows rows of the tallest tile; Isa::kWide: panels that a tile holds at once, 4 or 1
-// Isa::kInPlace  tallest tile whose weights are decoded as they are used, not to a buffer first
-// zero, load, store, codes(pointer), decode(codes, step % (kSteps/4)), spread(Element*), dot, fma,
-// powers(scale bytes)
+// Isa::Element   float or uint32_t (a pair of bfloat16): one row's values of a step in a packed
+// tile Isa::kSteps    dot steps in a group: 32, or 16 if a step takes a pair of k Isa::kTileRows
+// rows of the tallest tile; Isa::kWide: panels that a tile holds at once, 4 or 1 Isa::kInPlace
+// tallest tile whose weights are decoded as they are used, not to a buffer first zero, load, store,
+// codes(pointer), decode(codes, step % (kSteps/4)), spread(Element*), dot, fma, powers(scale bytes)
 //
-// Every path, tile height, number of panels and source of weights runs THE SAME steps for an output: from
-// +0, each group of 32 k is summed in ascending steps on unscaled weights; the sum times the weight's scale
-// is then added to the output, groups ascending. So a row's bits depend on nothing but the row and the
-// weights.
+// Every path, tile height, number of panels and source of weights runs THE SAME steps for an
+// output: from +0, each group of 32 k is summed in ascending steps on unscaled weights; the sum
+// times the weight's scale is then added to the output, groups ascending. So a row's bits depend on
+// nothing but the row and the weights.
 #pragma once
 
 #include <string.h>
@@ -73,8 +72,9 @@ struct Buffered {
 // acc[r * 64 + 16 n ..] += the sum over groups first..last-1 for a tile of kRows rows. x: the tile
 // at group `first`.
 template <class Isa, int kRows, int kWide, class Weights>
-__attribute__((noinline)) void tile(const Weights& weights, int64_t first, int64_t last, const uint8_t* const* ahead,
-          const typename Isa::Element* x, float* acc) {
+__attribute__((noinline)) void tile(const Weights& weights, int64_t first, int64_t last,
+                                    const uint8_t* const* ahead, const typename Isa::Element* x,
+                                    float* acc) {
   using V = typename Isa::V;
   constexpr int kQuarter = Isa::kSteps / 4;
   for (int64_t g = first; g < last; ++g) {
@@ -88,7 +88,8 @@ __attribute__((noinline)) void tile(const Weights& weights, int64_t first, int64
       for (int n = 0; n < kWide; ++n) p[r][n] = Isa::zero();
     }
 #pragma GCC unroll 1
-    for (int v = 0; v < 4; ++v) {  // kept a loop: four times the code would leave the decoded-uop cache
+    for (int v = 0; v < 4;
+         ++v) {  // kept a loop: four times the code would leave the decoded-uop cache
       const auto quarter = weights.quarter(g, v);
 #pragma GCC unroll 8
       for (int s = 0; s < kQuarter; ++s) {
@@ -116,9 +117,10 @@ __attribute__((noinline)) void tile(const Weights& weights, int64_t first, int64
   }
 }
 
-// The same sums where a scale is extreme: partial * 2^(row scale + weight scale) is formed by two exact
-// multiplications (either may overflow or flush only if the product does), NaN for byte 255. One output
-// vector at a time; `row_scales` is null for a scaled tile, whose rows hold their scales already.
+// The same sums where a scale is extreme: partial * 2^(row scale + weight scale) is formed by two
+// exact multiplications (either may overflow or flush only if the product does), NaN for byte 255.
+// One output vector at a time; `row_scales` is null for a scaled tile, whose rows hold their scales
+// already.
 template <class Isa>
 void tile_careful(const uint8_t* codes, const uint8_t* scales, int64_t groups, int rows,
                   const uint8_t* const* row_scales, const typename Isa::Element* x, float* acc) {
@@ -171,16 +173,17 @@ inline bool within_weight_bounds(const uint8_t* scales, int64_t groups) {
 }
 
 template <class Isa>
-inline const typename Isa::Element* tile_start(const RowBlock& rows, const Tile& t, int64_t groups) {
+inline const typename Isa::Element* tile_start(const RowBlock& rows, const Tile& t,
+                                               int64_t groups) {
   return reinterpret_cast<const typename Isa::Element*>(rows.packed) +
          static_cast<int64_t>(t.first) * groups * Isa::kSteps;
 }
 
-// Memory-bound: stream the codes once, asking for those some groups on; near the end for those that this
-// thread is likely to want next.
+// Memory-bound: stream the codes once, asking for those some groups on; near the end for those that
+// this thread is likely to want next.
 template <class Isa, int kWide>
-void multiply_in_place(const Panels& w, int panel, const InPlace<Isa, kWide>& weights, const Tile& t,
-                       const typename Isa::Element* x, int64_t groups, float* acc) {
+void multiply_in_place(const Panels& w, int panel, const InPlace<Isa, kWide>& weights,
+                       const Tile& t, const typename Isa::Element* x, int64_t groups, float* acc) {
   const int64_t turn = groups > kAhead ? groups - kAhead : 0;
   const uint8_t* ahead[kWide];
   for (int n = 0; n < kWide; ++n) ahead[n] = weights.codes[n] + kAhead * kCodeBlock;
@@ -191,7 +194,8 @@ void multiply_in_place(const Panels& w, int panel, const InPlace<Isa, kWide>& we
 
 // Compute-bound: decode some groups into the first-level cache, multiply every tile by them, go on.
 template <class Isa, int kWide>
-void multiply_buffered(const InPlace<Isa, kWide>& direct, const RowBlock& rows, int64_t groups, float* acc) {
+void multiply_buffered(const InPlace<Isa, kWide>& direct, const RowBlock& rows, int64_t groups,
+                       float* acc) {
   constexpr int64_t kBufferGroups = (16 << 10) / (Isa::kSteps * kWide * 64);
   alignas(64) float weights[kBufferGroups * Isa::kSteps * kWide * 16];
   alignas(64) float powers[kBufferGroups * kWide * 16];
@@ -243,14 +247,14 @@ void multiply_panels(const Panels& w, int panel, const RowBlock& rows, int64_t g
     }
     for (int n = 0; n < kWide; ++n) {
       tile_careful<Isa>(direct.codes[n], direct.scales[n], groups, t.rows,
-                        t.scaled ? nullptr : rows.scales + t.first, tile_start<Isa>(rows, t, groups),
-                        acc + t.first * kAccColumns + n * 16);
+                        t.scaled ? nullptr : rows.scales + t.first,
+                        tile_start<Isa>(rows, t, groups), acc + t.first * kAccColumns + n * 16);
     }
   }
   if (!any) return;
   if (rows.tile_count == 1 && rows.rows <= Isa::kInPlace) {
-    multiply_in_place<Isa, kWide>(w, panel, direct, rows.tiles[0], tile_start<Isa>(rows, rows.tiles[0], groups),
-                                  groups, acc);
+    multiply_in_place<Isa, kWide>(w, panel, direct, rows.tiles[0],
+                                  tile_start<Isa>(rows, rows.tiles[0], groups), groups, acc);
   } else {
     multiply_buffered<Isa, kWide>(direct, rows, groups, acc);
   }
@@ -263,7 +267,8 @@ void multiply(const Panels& w, const RowBlock& rows, int64_t groups, float* acc)
     if (w.count == 4) return multiply_panels<Isa, 4>(w, 0, rows, groups, acc);
     return multiply_panels<Isa, 2>(w, 0, rows, groups, acc);
   } else {
-    for (int panel = 0; panel < w.count; ++panel) multiply_panels<Isa, 1>(w, panel, rows, groups, acc);
+    for (int panel = 0; panel < w.count; ++panel)
+      multiply_panels<Isa, 1>(w, panel, rows, groups, acc);
   }
 }
 
