@@ -5,7 +5,7 @@ residual add.
 
 `reference.py` is the definition of what is computed; `validation.py` lists what is refused.
 Importing starts no backend and needs no GPU; Flax is imported when `MegaMoe` or `linen` is first
-used.
+used, what reads checkpoints with `checkpoint`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from jax_megamoe.weights import (  # noqa: E402
 )
 
 if TYPE_CHECKING:
-    from jax_megamoe import linen
+    from jax_megamoe import checkpoint, linen, routing
     from jax_megamoe.modules import MegaMoe
 
 logging.getLogger("jax_megamoe").addHandler(logging.NullHandler())
@@ -50,6 +50,7 @@ __all__ = [
     "MegaMoe",
     "MegaMoeConfig",
     "PreparedWeights",
+    "checkpoint",
     "dequantize_fp4",
     "dequantize_fp8",
     "expert_parallel",
@@ -60,6 +61,7 @@ __all__ = [
     "print_environment",
     "quantize_fp4",
     "quantize_fp8",
+    "routing",
     "targets",
     "unprepare_weights",
 ]
@@ -70,6 +72,6 @@ def __getattr__(name: str) -> Any:
 
     if name == "MegaMoe":
         return importlib.import_module("jax_megamoe.modules").MegaMoe
-    if name == "linen":
-        return importlib.import_module("jax_megamoe.linen")
+    if name in ("checkpoint", "linen", "routing"):
+        return importlib.import_module(f"jax_megamoe.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
