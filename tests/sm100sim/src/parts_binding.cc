@@ -1,4 +1,5 @@
-// The Python module `_sm100sim_parts`: the simulator's pure libraries, for tests that compare them with NumPy, ml_dtypes and CuTe.
+// The Python module `_sm100sim_parts`: the simulator's pure libraries, for tests that compare them
+// with NumPy, ml_dtypes and CuTe.
 #include "parts_binding.h"
 
 NB_MODULE(_sm100sim_parts, module) {

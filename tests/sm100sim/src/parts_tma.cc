@@ -30,40 +30,54 @@ nb::dict describe(const CopyPlan& plan) {
 }
 
 constexpr const char* kReduceOps[] = {"add", "min", "max", "inc", "dec", "and", "or", "xor"};
-constexpr const char* kReduceTypes[] = {"u32", "s32", "u64", "s64", "f16", "bf16", "f32", "f64", "b32", "b64", "f32.ftz"};
+constexpr const char* kReduceTypes[] = {"u32", "s32", "u64", "s64", "f16",    "bf16",
+                                        "f32", "f64", "b32", "b64", "f32.ftz"};
 
 }  // namespace
 
 void bind_tma(nb::module_& m) {
-  m.def("tensor_map", [](uint32_t type, uint32_t rank, uint64_t address, std::vector<uint64_t> dim, std::vector<uint64_t> stride,
-                         std::vector<uint32_t> box, std::vector<uint32_t> element_stride, uint32_t interleave, uint32_t swizzle,
-                         uint32_t l2, uint32_t fill, int misalign) {
+  m.def("tensor_map", [](uint32_t type, uint32_t rank, uint64_t address, std::vector<uint64_t> dim,
+                         std::vector<uint64_t> stride, std::vector<uint32_t> box,
+                         std::vector<uint32_t> element_stride, uint32_t interleave,
+                         uint32_t swizzle, uint32_t l2, uint32_t fill, int misalign) {
     alignas(64) uint8_t object[192] = {};
     const EncodeResult result =
-        encode_tiled(object + misalign, {type, rank, address, dim.data(), stride.data(), box.data(), element_stride.data(), interleave, swizzle, l2, fill});
-    return nb::make_tuple(result.code, result.why, nb::bytes(reinterpret_cast<char*>(object + misalign), 128));
+        encode_tiled(object + misalign, {type, rank, address, dim.data(), stride.data(), box.data(),
+                                         element_stride.data(), interleave, swizzle, l2, fill});
+    return nb::make_tuple(result.code, result.why,
+                          nb::bytes(reinterpret_cast<char*>(object + misalign), 128));
   });
-  m.def("plan", [](nb::bytes object, int direction, int mode, std::vector<int32_t> coordinates, uint32_t shared) {
+  m.def("plan", [](nb::bytes object, int direction, int mode, std::vector<int32_t> coordinates,
+                   uint32_t shared) {
     std::string why;
     alignas(64) uint8_t bytes[128];
     std::memcpy(bytes, object.c_str(), 128);
     const auto map = decode(bytes, &why);
     if (!map) throw std::invalid_argument(why);
-    TensorCopy copy{static_cast<Direction>(direction), static_cast<Mode>(mode), static_cast<int>(coordinates.size()), {}, shared};
+    TensorCopy copy{static_cast<Direction>(direction),
+                    static_cast<Mode>(mode),
+                    static_cast<int>(coordinates.size()),
+                    {},
+                    shared};
     for (size_t i = 0; i < coordinates.size() && i < 5; ++i) copy.coordinates[i] = coordinates[i];
     return describe(plan_tensor_copy(*map, copy));
   });
-  m.def("plan_bulk", [](uint32_t shared, uint64_t global, uint64_t bytes) { return describe(plan_bulk_copy(shared, global, bytes)); });
+  m.def("plan_bulk", [](uint32_t shared, uint64_t global, uint64_t bytes) {
+    return describe(plan_bulk_copy(shared, global, bytes));
+  });
   m.def("swizzle", [](int mode, const Input<uint32_t>& addresses) {
     Array<uint32_t> out = make_array<uint32_t>({addresses.size()});
-    for (size_t i = 0; i < addresses.size(); ++i) out.data()[i] = swizzle_address(static_cast<Swizzle>(mode), addresses.data()[i]);
+    for (size_t i = 0; i < addresses.size(); ++i)
+      out.data()[i] = swizzle_address(static_cast<Swizzle>(mode), addresses.data()[i]);
     return out;
   });
-  m.def("reduce", [](const std::string& op, const std::string& type, Array<uint8_t> destination, const Input<uint8_t>& source) {
+  m.def("reduce", [](const std::string& op, const std::string& type, Array<uint8_t> destination,
+                     const Input<uint8_t>& source) {
     const auto t = by_name<ReduceType>(kReduceTypes, type);
     const size_t step = static_cast<size_t>(reduce_bytes(t));
     for (size_t i = 0; i + step <= destination.size(); i += step)
-      reduce_element(by_name<ReduceOp>(kReduceOps, op), t, destination.data() + i, source.data() + i);
+      reduce_element(by_name<ReduceOp>(kReduceOps, op), t, destination.data() + i,
+                     source.data() + i);
   });
   m.def("reduce_legal", [](const std::string& op, const std::string& type) {
     return reduce_legal(by_name<ReduceOp>(kReduceOps, op), by_name<ReduceType>(kReduceTypes, type));

@@ -1,5 +1,6 @@
-"""Places operands in shared and tensor memory for one tcgen05.mma, runs it, and reads D back: by formulas of its own (128-byte swizzle and
-no swizzle, K-major), or through chunk addresses that test_cute_layouts.py holds against CuTe.
+"""Places operands in shared and tensor memory for one tcgen05.mma, runs it, and reads D back: by
+formulas of its own (128-byte swizzle and no swizzle, K-major), or through chunk addresses that
+test_cute_layouts.py holds against CuTe.
 """
 
 from __future__ import annotations
@@ -7,18 +8,33 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import _sm100sim_parts as parts
-import numpy as np
-
 import mma_model
+import numpy as np
 
 A_BASE, B_BASE, SHARED = 0x1000, 0x12000, 0x20000
 SFA, SFB, A_TMEM = 400, 420, 440
 FORMAT_CODE = {
-    "f16": {"f16": 0, "bf16": 1}, "tf32": {"tf32": 2}, "f8f6f4": {"e4m3": 0, "e5m2": 1, "e2m3": 3, "e3m2": 4, "e2m1": 5}, "i8": {"u8": 0, "s8": 1},
-    "mxf8f6f4": {"e4m3": 0, "e5m2": 1, "e2m3": 3, "e3m2": 4, "e2m1": 5}, "mxf4": {"e2m1": 1}, "mxf4nvf4": {"e2m1": 1},
-}  # fmt: skip
+    "f16": {"f16": 0, "bf16": 1},
+    "tf32": {"tf32": 2},
+    "f8f6f4": {"e4m3": 0, "e5m2": 1, "e2m3": 3, "e3m2": 4, "e2m1": 5},
+    "i8": {"u8": 0, "s8": 1},
+    "mxf8f6f4": {"e4m3": 0, "e5m2": 1, "e2m3": 3, "e3m2": 4, "e2m1": 5},
+    "mxf4": {"e2m1": 1},
+    "mxf4nvf4": {"e2m1": 1},
+}
 WIDTH = {"f16": 16, "tf32": 32, "f8f6f4": 8, "i8": 8, "mxf8f6f4": 8, "mxf4": 4, "mxf4nvf4": 4}
-BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "e2m3": 6, "e3m2": 6, "e2m1": 4, "s8": 8, "u8": 8}
+BITS = {
+    "f16": 16,
+    "bf16": 16,
+    "tf32": 32,
+    "e4m3": 8,
+    "e5m2": 8,
+    "e2m3": 6,
+    "e3m2": 6,
+    "e2m1": 4,
+    "s8": 8,
+    "u8": 8,
+}
 
 
 @dataclass
@@ -51,12 +67,26 @@ class Case:
 
     @property
     def scales(self) -> int:
-        return {"": {"mxf8f6f4": 1, "mxf4": 2}.get(self.kind, 0), "1X": 1, "2X": 2, "4X": 4, "block32": 1 if self.kind == "mxf8f6f4" else 2, "block16": 4}[self.vector]
+        return {
+            "": {"mxf8f6f4": 1, "mxf4": 2}.get(self.kind, 0),
+            "1X": 1,
+            "2X": 2,
+            "4X": 4,
+            "block32": 1 if self.kind == "mxf8f6f4" else 2,
+            "block16": 4,
+        }[self.vector]
 
     @property
     def idesc(self) -> int:
         code = FORMAT_CODE[self.kind]
-        bits = code[self.fa] << 7 | code[self.fb] << 10 | self.negate[0] << 13 | self.negate[1] << 14 | self.transpose[0] << 15 | self.transpose[1] << 16
+        bits = (
+            code[self.fa] << 7
+            | code[self.fb] << 10
+            | self.negate[0] << 13
+            | self.negate[1] << 14
+            | self.transpose[0] << 15
+            | self.transpose[1] << 16
+        )
         bits |= (self.n // 8) << 17 | (self.m // 16) << 24
         if self.scaled:
             return bits | self.ids[1] << 4 | (self.scale == "ue8m0") << 23 | self.ids[0] << 29
@@ -89,7 +119,9 @@ def k_major_address(row: int, byte: int, swizzle: int) -> int:
     return row // 8 * 1024 + row % 8 * 128 + ((chunk ^ (row % 8)) * 16) + byte % 16
 
 
-def descriptor(base: int, swizzle: int, mn_major: bool = False, leading: int = 128, stride: int | None = None) -> int:
+def descriptor(
+    base: int, swizzle: int, mn_major: bool = False, leading: int = 128, stride: int | None = None
+) -> int:
     stride = stride if stride is not None else (256 if swizzle == 0 else 1024)
     return base >> 4 | (leading >> 4) << 16 | (stride >> 4) << 32 | 1 << 46 | swizzle << 61
 
@@ -103,7 +135,18 @@ class Machine:
         self.tmem = rng.integers(0, 1 << 32, (2, 128, 512), dtype=np.uint32)
         self.tmem_poison = np.full((2, 128, 512), 15, np.uint8)
         self.touched = np.zeros((2, SHARED), np.uint8)
-        self.request = dict(d=case.d, a=descriptor(A_BASE, case.swizzle), b=descriptor(B_BASE, case.swizzle), idesc=case.idesc, sfa=SFA, sfb=SFB, enable=0) | case.extra
+        self.request = (
+            dict(
+                d=case.d,
+                a=descriptor(A_BASE, case.swizzle),
+                b=descriptor(B_BASE, case.swizzle),
+                idesc=case.idesc,
+                sfa=SFA,
+                sfb=SFB,
+                enable=0,
+            )
+            | case.extra
+        )
 
     def put_shared(self, cta: int, base: int, codes: np.ndarray, fmt: str, mn_major: bool) -> None:
         case = self.case
@@ -122,7 +165,8 @@ class Machine:
         size = BITS[fmt] // 8
         per = 16 // size
         mode = self.case.swizzle
-        # Atoms of 64 or 128 bytes of MN by 8 (4) columns of K, K blocks first: LBO between MN atoms, SBO between K blocks.
+        # Atoms of 64 or 128 bytes of MN by 8 (4) columns of K, K blocks first: LBO between MN
+        # atoms, SBO between K blocks.
         leading, stride = (4096, 1024) if mode else (128 * (len(codes) // per), 128)
         name = "a" if base == A_BASE else "b"
         self.request[name] = descriptor(base, mode, True, leading, stride)
@@ -131,7 +175,9 @@ class Machine:
         for c in range(len(codes) // per):
             for k in range(codes.shape[1]):
                 at = chunks[c, k]
-                self.shared[cta, at : at + 16] = np.ascontiguousarray(raw[c * per : (c + 1) * per, k]).view(np.uint8)
+                self.shared[cta, at : at + 16] = np.ascontiguousarray(
+                    raw[c * per : (c + 1) * per, k]
+                ).view(np.uint8)
                 self.shared_poison[cta, at : at + 16] = 0
 
     def put_scales(self, cta: int, column: int, codes: np.ndarray, id_: int, halves: bool) -> None:
@@ -181,32 +227,65 @@ class Machine:
                 self.request |= dict(a=A_TMEM | (case.d >> 16) << 16, a_in_tmem=1)
             else:
                 self.put_shared(cta, A_BASE, mine, case.fa, bool(case.transpose[0]))
-            self.put_shared(cta, B_BASE, b[cta * columns : (cta + 1) * columns], case.fb, bool(case.transpose[1]))
+            self.put_shared(
+                cta,
+                B_BASE,
+                b[cta * columns : (cta + 1) * columns],
+                case.fb,
+                bool(case.transpose[1]),
+            )
             if case.scaled:
-                self.put_scales(cta, SFA, scales_a[cta * rows : (cta + 1) * rows], case.ids[0], False)
+                self.put_scales(
+                    cta, SFA, scales_a[cta * rows : (cta + 1) * rows], case.ids[0], False
+                )
                 self.put_scales(cta, SFB, scales_b, case.ids[1], rows == 64)
             if c is not None:
                 self.put_d(cta, c[cta * rows : (cta + 1) * rows])
                 self.request["enable"] = 1
 
     def cells(self) -> np.ndarray:
-        return parts.d_cells(self.case.kind, self.case.cta_group, self.case.ws, self.case.idesc & ~(3 << 15), self.case.d)
+        return parts.d_cells(
+            self.case.kind,
+            self.case.cta_group,
+            self.case.ws,
+            self.case.idesc & ~(3 << 15),
+            self.case.d,
+        )
 
     def put_d(self, cta: int, codes: np.ndarray) -> None:
         at = self.cells()
         column = self.case.d & 0xFFFF
         self.tmem[cta, at[..., 0], column + at[..., 1]] = codes
-        self.tmem_poison[cta, at[..., 0], column + at[..., 1]] = 12 if self.case.result == "f16" else 0
+        self.tmem_poison[cta, at[..., 0], column + at[..., 1]] = (
+            12 if self.case.result == "f16" else 0
+        )
 
     def run(self) -> list[str]:
         case = self.case
-        return parts.mma(case.kind, case.cta_group, case.vector, case.ws, self.request, self.shared, self.shared_poison, self.tmem, self.tmem_poison, self.touched)
+        return parts.mma(
+            case.kind,
+            case.cta_group,
+            case.vector,
+            case.ws,
+            self.request,
+            self.shared,
+            self.shared_poison,
+            self.tmem,
+            self.tmem_poison,
+            self.touched,
+        )
 
     def d(self) -> tuple[np.ndarray, np.ndarray]:
         """Codes and poison of D, all rows of the pair."""
         at = self.cells()
         column = self.case.d & 0xFFFF
-        parts_ = [(self.tmem[cta, at[..., 0], column + at[..., 1]], self.tmem_poison[cta, at[..., 0], column + at[..., 1]]) for cta in range(self.case.cta_group)]
+        parts_ = [
+            (
+                self.tmem[cta, at[..., 0], column + at[..., 1]],
+                self.tmem_poison[cta, at[..., 0], column + at[..., 1]],
+            )
+            for cta in range(self.case.cta_group)
+        ]
         return np.concatenate([p[0] for p in parts_]), np.concatenate([p[1] for p in parts_])
 
 
@@ -217,12 +296,16 @@ def as_float(codes: np.ndarray, result: str) -> np.ndarray:
 
 
 def random_codes(rng, fmt: str, shape, finite: bool = True) -> np.ndarray:
-    """All codes alike for narrow formats, normal numbers of several magnitudes for the wide ones."""
+    """All codes alike for narrow formats, several magnitudes of normal numbers for wide ones."""
     bits = BITS[fmt]
     if bits <= 8:
         codes = rng.integers(0, 1 << bits, shape, dtype=np.uint32)
         if finite:
-            bad = ~np.isfinite(mma_model.values(fmt, codes)) if fmt not in ("s8", "u8") else np.zeros(shape, bool)
+            bad = (
+                ~np.isfinite(mma_model.values(fmt, codes))
+                if fmt not in ("s8", "u8")
+                else np.zeros(shape, bool)
+            )
             codes = np.where(bad, 0, codes)
         return codes.astype(np.uint32)
     x = (rng.standard_normal(shape) * np.exp2(rng.integers(-4, 5, shape))).astype(np.float32)

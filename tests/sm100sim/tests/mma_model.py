@@ -1,8 +1,10 @@
-"""A slow model of the tensor core's sums in exact fractions, written from the published description and from nothing else.
+"""A slow model of the tensor core's sums in exact fractions, written from the published description
+and from nothing else.
 
-One instruction: every product is exact with the exponent ea + eb (+ scales); the accumulator joins as one more term; all terms are cut toward
-zero to F fractional bits of the largest exponent; the exact sum is converted once (toward zero to f32, to nearest even to f16). The FP4 kinds
-first add groups of 16 products exactly; the group's exponent is that of the scales alone.
+One instruction: every product is exact with the exponent ea + eb (+ scales); the accumulator joins
+as one more term; all terms are cut toward zero to F fractional bits of the largest exponent; the
+exact sum is converted once (toward zero to f32, to nearest even to f16). The FP4 kinds first add
+groups of 16 products exactly; the group's exponent is that of the scales alone.
 """
 
 from __future__ import annotations
@@ -13,11 +15,29 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 
-EMIN = {"f32": -126, "tf32": -126, "bf16": -126, "f16": -14, "e5m2": -14, "e4m3": -6, "e3m2": -2, "e2m3": 0, "e2m1": 0, "ue8m0": -127, "ue4m3": -6}
+EMIN = {
+    "f32": -126,
+    "tf32": -126,
+    "bf16": -126,
+    "f16": -14,
+    "e5m2": -14,
+    "e4m3": -6,
+    "e3m2": -2,
+    "e2m3": 0,
+    "e2m1": 0,
+    "ue8m0": -127,
+    "ue4m3": -6,
+}
 DTYPE = {
-    "f16": np.float16, "bf16": ml_dtypes.bfloat16, "e5m2": ml_dtypes.float8_e5m2, "e4m3": ml_dtypes.float8_e4m3fn, "e3m2": ml_dtypes.float6_e3m2fn,
-    "e2m3": ml_dtypes.float6_e2m3fn, "e2m1": ml_dtypes.float4_e2m1fn, "ue8m0": ml_dtypes.float8_e8m0fnu,
-}  # fmt: skip
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "e5m2": ml_dtypes.float8_e5m2,
+    "e4m3": ml_dtypes.float8_e4m3fn,
+    "e3m2": ml_dtypes.float6_e3m2fn,
+    "e2m3": ml_dtypes.float6_e2m3fn,
+    "e2m1": ml_dtypes.float4_e2m1fn,
+    "ue8m0": ml_dtypes.float8_e8m0fnu,
+}
 ZERO_EXPONENT = -133
 
 
@@ -59,8 +79,23 @@ def finish(x: Fraction, result: str) -> float:
     return math.copysign(float(out), x)
 
 
-def dot(a, b, c, fa, fb, *, result="f32", scales_a=(), scales_b=(), scale_format="ue8m0", grouped=False, scale_input_d=0) -> float:
-    """One element of D. a, b, c and the scales are floats; fa, fb name the formats (for the smallest exponents)."""
+def dot(
+    a,
+    b,
+    c,
+    fa,
+    fb,
+    *,
+    result="f32",
+    scales_a=(),
+    scales_b=(),
+    scale_format="ue8m0",
+    grouped=False,
+    scale_input_d=0,
+) -> float:
+    """One element of D. a, b, c and the scales are floats; fa, fb name the formats (for the
+    smallest exponents).
+    """
     fraction = 35 if grouped else 25
     c = float(c) * 2.0**-scale_input_d if math.isfinite(c) else float(c)
     all_scales = [*scales_a, *scales_b]
@@ -68,7 +103,9 @@ def dot(a, b, c, fa, fb, *, result="f32", scales_a=(), scales_b=(), scale_format
         plain = np.float64(c)
         for i, (x, y) in enumerate(zip(a, b, strict=True)):
             s = i * len(scales_a) // len(a) if scales_a else 0
-            plain += np.float64(x) * np.float64(y) * (scales_a[s] * scales_b[s] if scales_a else 1.0)
+            plain += (
+                np.float64(x) * np.float64(y) * (scales_a[s] * scales_b[s] if scales_a else 1.0)
+            )
     if not np.isfinite([*a, *b, c, *all_scales]).all():
         return float(plain)
     terms = [(Fraction(c), exponent(c, EMIN[result] - 0) if c else ZERO_EXPONENT)]
@@ -78,8 +115,21 @@ def dot(a, b, c, fa, fb, *, result="f32", scales_a=(), scales_b=(), scale_format
     for start in range(0, len(a), size):
         s = start * len(scales_a) // len(a) if scales_a else 0
         scale = Fraction(scales_a[s]) * Fraction(scales_b[s]) if scales_a else Fraction(1)
-        e = exponent(scales_a[s], EMIN[scale_format]) + exponent(scales_b[s], EMIN[scale_format]) if scales_a and scale else 0
-        value = sum((Fraction(x) * Fraction(y) for x, y in zip(a[start : start + size], b[start : start + size], strict=True)), Fraction(0)) * scale
+        e = (
+            exponent(scales_a[s], EMIN[scale_format]) + exponent(scales_b[s], EMIN[scale_format])
+            if scales_a and scale
+            else 0
+        )
+        value = (
+            sum(
+                (
+                    Fraction(x) * Fraction(y)
+                    for x, y in zip(a[start : start + size], b[start : start + size], strict=True)
+                ),
+                Fraction(0),
+            )
+            * scale
+        )
         if not grouped and value:
             e += exponent(a[start], EMIN[fa]) + exponent(b[start], EMIN[fb])
         terms.append((value, e if value else ZERO_EXPONENT))

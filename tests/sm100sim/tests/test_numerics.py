@@ -1,7 +1,8 @@
 """Conversions and scalar arithmetic against NumPy, ml_dtypes and exact fractions.
 
-Oracles share nothing with the simulator: ml_dtypes' casts for round to nearest, a sorted table of a format's values for the directed
-modes, Python fractions for single-rounded arithmetic, integer arithmetic on the bits for stochastic rounding.
+Oracles share nothing with the simulator: ml_dtypes' casts for round to nearest, a sorted table of a
+format's values for the directed modes, Python fractions for single-rounded arithmetic, integer
+arithmetic on the bits for stochastic rounding.
 """
 
 from __future__ import annotations
@@ -50,16 +51,26 @@ def inputs() -> np.ndarray:
     """Every bf16 and every f16 number, and random float32 bit patterns."""
     rng = np.random.default_rng(1)
     random = rng.integers(0, 1 << 32, 1 << 16, dtype=np.uint32).view(np.float32)
-    narrow = rng.standard_normal(1 << 16).astype(np.float32) * np.exp2(rng.integers(-20, 20, 1 << 16))
+    narrow = rng.standard_normal(1 << 16).astype(np.float32) * np.exp2(
+        rng.integers(-20, 20, 1 << 16)
+    )
     with np.errstate(invalid="ignore"):
-        return np.concatenate([values_of("bf16"), values_of("f16"), random, narrow.astype(np.float32)]).astype(np.float64)
+        return np.concatenate(
+            [values_of("bf16"), values_of("f16"), random, narrow.astype(np.float32)]
+        ).astype(np.float64)
 
 
 def ties(name: str) -> np.ndarray:
     """Midpoints of neighbouring values, and their float32 neighbours on both sides."""
     finite = np.unique(values_of(name)[np.isfinite(values_of(name))])
     middle = ((finite[1:] + finite[:-1]) / 2).astype(np.float32)
-    return np.concatenate([middle, np.nextafter(middle, np.float32(np.inf)), np.nextafter(middle, np.float32(-np.inf))]).astype(np.float64)
+    return np.concatenate(
+        [
+            middle,
+            np.nextafter(middle, np.float32(np.inf)),
+            np.nextafter(middle, np.float32(-np.inf)),
+        ]
+    ).astype(np.float64)
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -79,7 +90,9 @@ def test_round_to_nearest_even_is_ml_dtypes_cast(name):
     largest = np.nanmax(np.abs(np.where(np.isfinite(values_of(name)), values_of(name), 0)))
     if name in NAN:
         want = np.where(np.isnan(x), NAN[name], want)
-        if name == "e4m3":  # overflow is NaN of the input's sign in ml_dtypes, the canonical one here
+        if (
+            name == "e4m3"
+        ):  # overflow is NaN of the input's sign in ml_dtypes, the canonical one here
             want = np.where((want & 0x7F) == 0x7F, np.where(np.isnan(x), 0x7F, want), want)
             got = np.where((got & 0x7F) == 0x7F, want, got)
         np.testing.assert_array_equal(got, want)
@@ -154,7 +167,9 @@ def test_tf32_rounds_thirteen_bits_away_in_each_mode():
     low, rest = bits & 0x1FFF, bits & ~np.uint64(0x1FFF)
     odd = (bits >> 13) & 1
     want = {"rz": rest, "rna": rest + np.where(low >= 0x1000, 0x2000, 0).astype(np.uint64)}
-    want["rn"] = rest + np.where((low > 0x1000) | ((low == 0x1000) & (odd == 1)), 0x2000, 0).astype(np.uint64)
+    want["rn"] = rest + np.where((low > 0x1000) | ((low == 0x1000) & (odd == 1)), 0x2000, 0).astype(
+        np.uint64
+    )
     for mode, expected in want.items():
         np.testing.assert_array_equal(encode("tf32", x, mode), expected)
 
@@ -162,7 +177,12 @@ def test_tf32_rounds_thirteen_bits_away_in_each_mode():
 def test_relu_zeroes_negatives_and_keeps_the_canonical_nan():
     x = np.array([-1.0, -0.0, 0.0, 2.0, np.nan, -np.inf])
     assert list(encode("bf16", x, relu=True)) == [0, 0, 0, 0x4000, 0x7FFF, 0]
-    assert list(encode("f16", np.array([-3.0, 0.25, 7.0, np.nan]), sat=True)) == [0, 0x3400, 0x3C00, 0]
+    assert list(encode("f16", np.array([-3.0, 0.25, 7.0, np.nan]), sat=True)) == [
+        0,
+        0x3400,
+        0x3C00,
+        0,
+    ]
 
 
 def test_stochastic_rounding_carries_out_of_the_random_bits():
@@ -170,11 +190,19 @@ def test_stochastic_rounding_carries_out_of_the_random_bits():
     x = (rng.standard_normal(20000) * np.exp2(rng.integers(-10, 10, 20000))).astype(np.float32)
     random = rng.integers(0, 1 << 16, x.size, dtype=np.uint32)
     bits = x.view(np.uint32).astype(np.uint64)
-    np.testing.assert_array_equal(encode("bf16", x, "rs", random=random, bits=16), (bits + random) >> 16)
+    np.testing.assert_array_equal(
+        encode("bf16", x, "rs", random=random, bits=16), (bits + random) >> 16
+    )
     half = x[np.abs(x) > 2.0**-14]
     random = random[np.abs(x) > 2.0**-14] & 0x1FFF
-    raised = ((half.view(np.uint32).astype(np.uint64) + random) & ~np.uint64(0x1FFF)).astype(np.uint32).view(np.float32)
-    np.testing.assert_array_equal(encode("f16", half, "rs", random=random, bits=13), codes_of(raised.astype(np.float16)))
+    raised = (
+        ((half.view(np.uint32).astype(np.uint64) + random) & ~np.uint64(0x1FFF))
+        .astype(np.uint32)
+        .view(np.float32)
+    )
+    np.testing.assert_array_equal(
+        encode("f16", half, "rs", random=random, bits=13), codes_of(raised.astype(np.float16))
+    )
 
 
 def test_packed_forms_put_the_first_source_on_top():
@@ -190,10 +218,16 @@ def test_packed_forms_put_the_first_source_on_top():
     assert parts.repack2("e4m3", "f16", 0x3C00C000, True, True) == 0x3800
 
 
-@pytest.mark.parametrize("bits,signed", [(8, True), (16, False), (32, True), (32, False), (64, True), (64, False)])
-@pytest.mark.parametrize("mode,function", [("rn", np.rint), ("rz", np.trunc), ("rm", np.floor), ("rp", np.ceil)])
+@pytest.mark.parametrize(
+    "bits,signed", [(8, True), (16, False), (32, True), (32, False), (64, True), (64, False)]
+)
+@pytest.mark.parametrize(
+    "mode,function", [("rn", np.rint), ("rz", np.trunc), ("rm", np.floor), ("rp", np.ceil)]
+)
 def test_float_to_integer_rounds_and_clamps(bits, signed, mode, function):
-    x = np.concatenate([inputs()[::7], [0.5, 1.5, 2.5, -0.5, -2.5, 127.5, 2.0**31, -(2.0**31), 2.0**63, 2.0**64]])
+    x = np.concatenate(
+        [inputs()[::7], [0.5, 1.5, 2.5, -0.5, -2.5, 127.5, 2.0**31, -(2.0**31), 2.0**63, 2.0**64]]
+    )
     low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
     got = parts.to_integer(np.ascontiguousarray(x), mode, bits, signed, False)
     for value, code in zip(x[::11], got[::11], strict=True):
@@ -208,13 +242,20 @@ def test_float_to_integer_rounds_and_clamps(bits, signed, mode, function):
 
 def test_integer_to_float_is_rounded_once():
     rng = np.random.default_rng(3)
-    x = rng.integers(0, 1 << 63, 4000, dtype=np.uint64) >> rng.integers(0, 63, 4000, dtype=np.uint64)
-    np.testing.assert_array_equal(parts.from_integer("f32", x, False, "rn"), x.astype(np.float32).view(np.uint32))
+    x = rng.integers(0, 1 << 63, 4000, dtype=np.uint64) >> rng.integers(
+        0, 63, 4000, dtype=np.uint64
+    )
+    np.testing.assert_array_equal(
+        parts.from_integer("f32", x, False, "rn"), x.astype(np.float32).view(np.uint32)
+    )
     signed = x.astype(np.int64) * np.where(rng.random(4000) < 0.5, 1, -1)
-    np.testing.assert_array_equal(parts.from_integer("f64", signed.view(np.uint64), True, "rn"), signed.astype(np.float64).view(np.uint64))
+    np.testing.assert_array_equal(
+        parts.from_integer("f64", signed.view(np.uint64), True, "rn"),
+        signed.astype(np.float64).view(np.uint64),
+    )
 
 
-# ---- arithmetic ----------------------------------------------------------------------------------------------------------------
+# ---- arithmetic ----------------------------------------------------------------------------------
 
 
 def round_fraction(x: Fraction, mode: str, mantissa: int, emin: int, emax: int) -> float:
@@ -244,9 +285,15 @@ def round_fraction(x: Fraction, mode: str, mantissa: int, emin: int, emax: int) 
 def floats(seed: int, count: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     wide = rng.integers(0, 1 << 32, count, dtype=np.uint32)
-    near = (rng.standard_normal(count) * np.exp2(rng.integers(-3, 3, count))).astype(np.float32).view(np.uint32)
+    near = (
+        (rng.standard_normal(count) * np.exp2(rng.integers(-3, 3, count)))
+        .astype(np.float32)
+        .view(np.uint32)
+    )
     mix = np.where(rng.random(count) < 0.3, wide, near).astype(np.uint32)
-    special = np.array([0, 0x80000000, 1, 0x80000001, 0x7F7FFFFF, 0x00800000, 0x3F800000, 0xBF800000], np.uint32)
+    special = np.array(
+        [0, 0x80000000, 1, 0x80000001, 0x7F7FFFFF, 0x00800000, 0x3F800000, 0xBF800000], np.uint32
+    )
     mix[:: count // 64] = rng.choice(special, mix[:: count // 64].size)
     return np.where((mix & 0x7F800000) == 0x7F800000, mix & 0x807FFFFF, mix).astype(np.uint32)
 
@@ -257,11 +304,18 @@ def test_f32_arithmetic_is_rounded_once_in_each_mode(op, mode):
     a, b, c = (floats(s, 1500) for s in (4, 5, 6))
     c[::3] = a[::3] ^ 0x80000000  # cancellation
     got = parts.arith_f32(op, a, b, c, mode, False, False).view(np.float32)
-    for x, y, z, result in zip(a.view(np.float32), b.view(np.float32), c.view(np.float32), got, strict=True):
+    for x, y, z, result in zip(
+        a.view(np.float32), b.view(np.float32), c.view(np.float32), got, strict=True
+    ):
         if op == "div" and y == 0:
             continue
         fx, fy, fz = Fraction(float(x)), Fraction(float(y)), Fraction(float(z))
-        exact = {"add": fx + fy, "mul": fx * fy, "fma": fx * fy + fz, "div": fx / fy if fy else Fraction(0)}[op]
+        exact = {
+            "add": fx + fy,
+            "mul": fx * fy,
+            "fma": fx * fy + fz,
+            "div": fx / fy if fy else Fraction(0),
+        }[op]
         assert float(result) == round_fraction(exact, mode, 23, -126, 127), (x, y, z)
 
 
@@ -272,13 +326,22 @@ def test_f32_zero_signs_nan_ftz_and_saturation():
 
     plus, minus = 0x3F800000, 0xBF800000
     assert one("add", plus, minus) == 0 and one("add", plus, minus, mode="rm") == 0x80000000
-    assert one("add", 0x80000000, 0x80000000) == 0x80000000 and one("add", 0x80000000, 0, mode="rz") == 0
+    assert (
+        one("add", 0x80000000, 0x80000000) == 0x80000000
+        and one("add", 0x80000000, 0, mode="rz") == 0
+    )
     assert one("mul", 0x80000000, plus) == 0x80000000
     assert one("fma", plus, plus, minus, mode="rm") == 0x80000000
     assert one("add", 0x7F800000, 0xFF800000) == 0x7FFFFFFF
-    assert one("mul", 1, 0x3F000000, ftz=True) == 0 and one("mul", 0x80800000, 0x3F000000, ftz=True) == 0x80000000
+    assert (
+        one("mul", 1, 0x3F000000, ftz=True) == 0
+        and one("mul", 0x80800000, 0x3F000000, ftz=True) == 0x80000000
+    )
     assert one("add", 0x7FC00000, plus, sat=True) == 0 and one("add", plus, plus, sat=True) == plus
-    assert parts.arith_f32x2("fma", 0x40000000_3F800000, 0x40400000_40000000, 0x3F800000_BF800000) == 0x40E00000_3F800000
+    assert (
+        parts.arith_f32x2("fma", 0x40000000_3F800000, 0x40400000_40000000, 0x3F800000_BF800000)
+        == 0x40E00000_3F800000
+    )
 
 
 @pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
@@ -297,7 +360,10 @@ def test_f32_square_root_is_rounded_once(mode):
             assert (fr - step / 2) ** 2 <= fx <= (fr + step / 2) ** 2 or fx == 0
 
 
-@pytest.mark.parametrize("which,dtype,mantissa,emin,emax", [("f16", np.float16, 10, -14, 15), ("bf16", ml_dtypes.bfloat16, 7, -126, 127)])
+@pytest.mark.parametrize(
+    "which,dtype,mantissa,emin,emax",
+    [("f16", np.float16, 10, -14, 15), ("bf16", ml_dtypes.bfloat16, 7, -126, 127)],
+)
 @pytest.mark.parametrize("op", ["add", "sub", "mul", "fma"])
 def test_packed_half_arithmetic_is_rounded_once_per_half(which, dtype, mantissa, emin, emax, op):
     rng = np.random.default_rng(8)
@@ -332,19 +398,43 @@ def test_mixed_precision_add_widens_exactly():
 @pytest.mark.parametrize("maximum", [False, True])
 def test_minimum_and_maximum_prefer_numbers_and_order_zeros(maximum):
     a, b = floats(11, 2000), floats(12, 2000)
-    a[:8], b[:8] = [0x7FC00000, 0x3F800000, 0x7FC00000, 0, 0x80000000, 0x80000000, 0, 5], [0x3F800000, 0x7FC00000, 0x7F800001, 0x80000000, 0, 0x80000000, 0, 6]
+    a[:8], b[:8] = (
+        [0x7FC00000, 0x3F800000, 0x7FC00000, 0, 0x80000000, 0x80000000, 0, 5],
+        [0x3F800000, 0x7FC00000, 0x7F800001, 0x80000000, 0, 0x80000000, 0, 6],
+    )
     got = parts.min_max("f32", a, b, maximum, False, False, False)
     want = (np.fmax if maximum else np.fmin)(a.view(np.float32), b.view(np.float32))
     np.testing.assert_array_equal(got.view(np.float32), want)
     assert got[2] == 0x7FFFFFFF
-    assert list(got[3:7]) == ([0, 0, 0x80000000, 0] if maximum else [0x80000000, 0x80000000, 0x80000000, 0])
+    assert list(got[3:7]) == (
+        [0, 0, 0x80000000, 0] if maximum else [0x80000000, 0x80000000, 0x80000000, 0]
+    )
     strict = parts.min_max("f32", a, b, maximum, False, True, False)
     assert list(strict[:3]) == [0x7FFFFFFF] * 3
-    signed = parts.min_max("f32", np.array([0xC0000000], np.uint32), np.array([0x3F800000], np.uint32), maximum, False, False, True)
+    signed = parts.min_max(
+        "f32",
+        np.array([0xC0000000], np.uint32),
+        np.array([0x3F800000], np.uint32),
+        maximum,
+        False,
+        False,
+        True,
+    )
     assert signed[0] == (0xC0000000 if maximum else 0xBF800000)
 
 
-@pytest.mark.parametrize("name,function", [("ex2", np.exp2), ("lg2", np.log2), ("rcp", np.reciprocal), ("sqrt", np.sqrt), ("tanh", np.tanh), ("sin", np.sin), ("cos", np.cos)])
+@pytest.mark.parametrize(
+    "name,function",
+    [
+        ("ex2", np.exp2),
+        ("lg2", np.log2),
+        ("rcp", np.reciprocal),
+        ("sqrt", np.sqrt),
+        ("tanh", np.tanh),
+        ("sin", np.sin),
+        ("cos", np.cos),
+    ],
+)
 def test_approximations_are_the_mathematics_to_the_last_bit_but_one(name, function):
     x = np.random.default_rng(13).uniform(0.01, 20, 2000).astype(np.float32)
     got = parts.approximate(name, "f32", x.view(np.uint32), False).view(np.float32)

@@ -1,4 +1,4 @@
-"""tcgen05.mma, cp, ld/st, shift and allocation against a slow model in exact fractions, float64 and NumPy.
+"""tcgen05.mma against a slow model in exact fractions, float64 and NumPy.
 
 mma_model.py holds the published arithmetic, mma_harness.py places operands by its own formulas.
 """
@@ -6,10 +6,9 @@ mma_model.py holds the published arithmetic, mma_harness.py places operands by i
 from __future__ import annotations
 
 import _sm100sim_parts as parts
+import mma_model
 import numpy as np
 import pytest
-
-import mma_model
 from mma_harness import A_BASE, B_BASE, SFA, SFB, Case, Machine, as_float, descriptor, random_codes
 
 CASES = [
@@ -34,11 +33,12 @@ CASES = [
     Case("mxf4nvf4", "e2m1", "e2m1", 128, 16, vector="4X", scale="ue4m3"),
     Case("mxf4nvf4", "e2m1", "e2m1", 128, 32, cta_group=2, vector="block16", scale="ue4m3"),
     Case("mxf4nvf4", "e2m1", "e2m1", 128, 8, vector="block32"),
-]  # fmt: skip
+]
 
 
 def ident(case: Case) -> str:
-    return f"{case.kind}-{case.fa}x{case.fb}-{case.m}x{case.n}-cg{case.cta_group}{'-ws' if case.ws else ''}-{case.result}"
+    shape = f"{case.m}x{case.n}-cg{case.cta_group}{'-ws' if case.ws else ''}"
+    return f"{case.kind}-{case.fa}x{case.fb}-{shape}-{case.result}"
 
 
 def scale_codes(rng, case: Case, rows: int) -> np.ndarray:
@@ -49,7 +49,10 @@ def scale_codes(rng, case: Case, rows: int) -> np.ndarray:
 
 def operands(case: Case, seed: int):
     rng = np.random.default_rng(seed)
-    a, b = random_codes(rng, case.fa, (case.m, case.k)), random_codes(rng, case.fb, (case.n, case.k))
+    a, b = (
+        random_codes(rng, case.fa, (case.m, case.k)),
+        random_codes(rng, case.fb, (case.n, case.k)),
+    )
     a[rng.random(a.shape) < 0.1] = 0
     sa = scale_codes(rng, case, case.m) if case.scaled else None
     sb = scale_codes(rng, case, case.n) if case.scaled else None
@@ -57,12 +60,20 @@ def operands(case: Case, seed: int):
     c = (rng.standard_normal((case.m, case.n)) * spread).astype(np.float32)
     c[rng.random(c.shape) < 0.1] = 0
     if case.result == "f16":
-        return a, b, sa, sb, np.clip(c, -900, 900).astype(np.float16).view(np.uint16).astype(np.uint32)
+        return (
+            a,
+            b,
+            sa,
+            sb,
+            np.clip(c, -900, 900).astype(np.float16).view(np.uint16).astype(np.uint32),
+        )
     return a, b, sa, sb, c.view(np.uint32)
 
 
 def signed(case: Case, a, b):
-    return mma_model.values(case.fa, a) * (-1) ** case.negate[0], mma_model.values(case.fb, b) * (-1) ** case.negate[1]
+    return mma_model.values(case.fa, a) * (-1) ** case.negate[0], mma_model.values(case.fb, b) * (
+        -1
+    ) ** case.negate[1]
 
 
 def expected(case: Case, a, b, sa, sb, c, places, scale_input_d=0):
@@ -71,10 +82,21 @@ def expected(case: Case, a, b, sa, sb, c, places, scale_input_d=0):
     va, vb = (mma_model.values(case.scale, s) if s is not None else None for s in (sa, sb))
     out = []
     for m, n in places:
-        out.append(mma_model.dot(
-            x[m], y[n], cf[m, n], case.fa, case.fb, result=case.result, scale_format=case.scale, grouped=case.kind.startswith("mxf4"), scale_input_d=scale_input_d,
-            scales_a=tuple(va[m]) if va is not None else (), scales_b=tuple(vb[n]) if vb is not None else (),
-        ))  # fmt: skip
+        out.append(
+            mma_model.dot(
+                x[m],
+                y[n],
+                cf[m, n],
+                case.fa,
+                case.fb,
+                result=case.result,
+                scale_format=case.scale,
+                grouped=case.kind.startswith("mxf4"),
+                scale_input_d=scale_input_d,
+                scales_a=tuple(va[m]) if va is not None else (),
+                scales_b=tuple(vb[n]) if vb is not None else (),
+            )
+        )
     return np.array(out)
 
 
@@ -89,7 +111,9 @@ def test_mma_equals_the_model_in_exact_fractions(case):
     machine.place(a, b, sa, sb, c)
     assert machine.run() == []
     codes, poison = machine.d()
-    assert (poison == (12 if case.result == "f16" else 0)).all(), "defined inputs give defined results"
+    assert (poison == (12 if case.result == "f16" else 0)).all(), (
+        "defined inputs give defined results"
+    )
     places = places_of(case, np.random.default_rng(2))
     want = expected(case, a, b, sa, sb, c, places)
     got = np.array([as_float(codes, case.result)[p] for p in places])
@@ -113,7 +137,10 @@ def test_exact_mode_is_float64_for_every_element(case):
         assert (np.isinf(got) >= (np.abs(want) > 65520)).all()
         got, want = (np.where(np.abs(want) >= 65500, 0, v) for v in (got, want))
     bound = np.abs(x) @ np.abs(y).T + np.abs(as_float(c, case.result))
-    assert (np.abs(got - want) <= np.abs(want) * 2.0 ** (-24 if case.result == "f32" else -11) + bound * 2.0**-50).all()
+    assert (
+        np.abs(got - want)
+        <= np.abs(want) * 2.0 ** (-24 if case.result == "f32" else -11) + bound * 2.0**-50
+    ).all()
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[6], CASES[12], CASES[16], CASES[18]], ids=ident)
@@ -140,7 +167,10 @@ def test_disabled_input_ignores_the_accumulator():
     codes, poison = machine.d()
     assert not poison.any(), "poison in the old accumulator does not matter"
     places = places_of(case, np.random.default_rng(6), 40)
-    np.testing.assert_array_equal([as_float(codes, "f32")[p] for p in places], expected(case, a, b, sa, sb, np.zeros_like(c), places))
+    np.testing.assert_array_equal(
+        [as_float(codes, "f32")[p] for p in places],
+        expected(case, a, b, sa, sb, np.zeros_like(c), places),
+    )
 
 
 @pytest.mark.parametrize("shift", [1, 7, 15])
@@ -152,35 +182,61 @@ def test_scale_input_d_divides_the_accumulator(shift):
     machine.request["scale_input_d"] = shift
     assert machine.run() == []
     places = places_of(case, np.random.default_rng(8), 60)
-    np.testing.assert_array_equal([as_float(machine.d()[0], "f32")[p] for p in places], expected(case, a, b, sa, sb, c, places, shift))
+    np.testing.assert_array_equal(
+        [as_float(machine.d()[0], "f32")[p] for p in places],
+        expected(case, a, b, sa, sb, c, places, shift),
+    )
 
 
-@pytest.mark.parametrize("case", [
-    Case("f16", "bf16", "f16", 128, 64, transpose=(1, 1)), Case("f16", "f16", "f16", 128, 64, transpose=(0, 1), swizzle=4),
-    Case("f16", "bf16", "bf16", 128, 64, transpose=(1, 0), swizzle=0), Case("f8f6f4", "e4m3", "e5m2", 128, 64, transpose=(1, 1), negate=(1, 0)),
-    Case("tf32", "tf32", "tf32", 128, 32, transpose=(1, 1), swizzle=1), Case("mxf8f6f4", "e4m3", "e4m3", 256, 64, cta_group=2, transpose=(0, 1), negate=(1, 1)),
-], ids=ident)  # fmt: skip
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("f16", "bf16", "f16", 128, 64, transpose=(1, 1)),
+        Case("f16", "f16", "f16", 128, 64, transpose=(0, 1), swizzle=4),
+        Case("f16", "bf16", "bf16", 128, 64, transpose=(1, 0), swizzle=0),
+        Case("f8f6f4", "e4m3", "e5m2", 128, 64, transpose=(1, 1), negate=(1, 0)),
+        Case("tf32", "tf32", "tf32", 128, 32, transpose=(1, 1), swizzle=1),
+        Case("mxf8f6f4", "e4m3", "e4m3", 256, 64, cta_group=2, transpose=(0, 1), negate=(1, 1)),
+    ],
+    ids=ident,
+)
 def test_transposed_and_negated_operands(case):
     a, b, sa, sb, c = operands(case, 9)
     machine = Machine(case)
     machine.place(a, b, sa, sb, c)
     assert machine.run() == []
     places = places_of(case, np.random.default_rng(10), 60)
-    np.testing.assert_array_equal([as_float(machine.d()[0], "f32")[p] for p in places], expected(case, a, b, sa, sb, c, places))
+    np.testing.assert_array_equal(
+        [as_float(machine.d()[0], "f32")[p] for p in places],
+        expected(case, a, b, sa, sb, c, places),
+    )
 
 
-@pytest.mark.parametrize("case", [
-    Case("f16", "f16", "f16", 128, 16, a_in_tmem=True), Case("f16", "f16", "f16", 64, 16, a_in_tmem=True, d=16 << 16), Case("f16", "bf16", "bf16", 128, 32, cta_group=2, a_in_tmem=True),
-    Case("tf32", "tf32", "tf32", 128, 16, a_in_tmem=True), Case("f8f6f4", "e2m1", "e4m3", 128, 16, a_in_tmem=True), Case("f8f6f4", "e3m2", "e4m3", 256, 16, cta_group=2, a_in_tmem=True),
-    Case("mxf8f6f4", "e2m1", "e4m3", 128, 16, a_in_tmem=True), Case("mxf4", "e2m1", "e2m1", 128, 16, a_in_tmem=True), Case("f16", "bf16", "bf16", 32, 64, ws=True, a_in_tmem=True),
-], ids=ident)  # fmt: skip
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("f16", "f16", "f16", 128, 16, a_in_tmem=True),
+        Case("f16", "f16", "f16", 64, 16, a_in_tmem=True, d=16 << 16),
+        Case("f16", "bf16", "bf16", 128, 32, cta_group=2, a_in_tmem=True),
+        Case("tf32", "tf32", "tf32", 128, 16, a_in_tmem=True),
+        Case("f8f6f4", "e2m1", "e4m3", 128, 16, a_in_tmem=True),
+        Case("f8f6f4", "e3m2", "e4m3", 256, 16, cta_group=2, a_in_tmem=True),
+        Case("mxf8f6f4", "e2m1", "e4m3", 128, 16, a_in_tmem=True),
+        Case("mxf4", "e2m1", "e2m1", 128, 16, a_in_tmem=True),
+        Case("f16", "bf16", "bf16", 32, 64, ws=True, a_in_tmem=True),
+    ],
+    ids=ident,
+)
 def test_a_from_tensor_memory(case):
     a, b, sa, sb, c = operands(case, 11)
     machine = Machine(case)
     machine.place(a, b, sa, sb, c)
     assert machine.run() == []
     places = places_of(case, np.random.default_rng(12), 60)
-    np.testing.assert_array_equal([as_float(machine.d()[0], "f32")[p] for p in places], expected(case, a, b, sa, sb, c, places))
+    np.testing.assert_array_equal(
+        [as_float(machine.d()[0], "f32")[p] for p in places],
+        expected(case, a, b, sa, sb, c, places),
+    )
 
 
 @pytest.mark.parametrize("fa,fb", [("s8", "s8"), ("u8", "s8"), ("u8", "u8")])
@@ -189,7 +245,10 @@ def test_integers_wrap_or_saturate(fa, fb):
     rng = np.random.default_rng(13)
     a, b = random_codes(rng, fa, (128, 32)), random_codes(rng, fb, (16, 32))
     c = rng.integers(0, 1 << 32, (128, 16), dtype=np.uint32)
-    value = lambda f, x: x.astype(np.uint8).view(np.int8 if f == "s8" else np.uint8).astype(np.int64)  # noqa: E731
+
+    def value(f, x):
+        return x.astype(np.uint8).view(np.int8 if f == "s8" else np.uint8).astype(np.int64)
+
     exact = value(fa, a) @ value(fb, b).T + c.view(np.int32)
     for saturate in (0, 1):
         machine = Machine(case)
@@ -220,7 +279,13 @@ def test_special_values_follow_the_model():
     got = np.array([as_float(codes, "f32")[p] for p in places])
     np.testing.assert_array_equal(got, want)
     nan = np.isnan(as_float(codes, "f32"))
-    assert nan[3].all() and nan[:, 2].all() and nan[6].all() and nan[:, 4].all() and (codes[nan] == 0x7FFFFFFF).all()
+    assert (
+        nan[3].all()
+        and nan[:, 2].all()
+        and nan[6].all()
+        and nan[:, 4].all()
+        and (codes[nan] == 0x7FFFFFFF).all()
+    )
     assert np.isinf(as_float(codes, "f32")[10, 5]) and codes[12, 3] == 0
 
 
@@ -255,11 +320,15 @@ def test_poison_reaches_exactly_the_outputs_of_its_row_and_column(case):
     want[7, 3] = True
     if case.scaled:
         machine.tmem_poison[0, 9, SFA] |= 1 << case.ids[0]  # partition 0: row 9
-        halves = case.m // group == 64  # lanes 0-63 hold the first half of the columns, 64-127 the second
+        halves = (
+            case.m // group == 64
+        )  # lanes 0-63 hold the first half of the columns, 64-127 the second
         want[9, : case.n // 2 if halves else case.n] = True
         other_byte = (case.ids[0] + case.scales) % 4
         machine.tmem_poison[0, 11, SFA] |= 1 << other_byte
-        machine.tmem_poison[0, 32 + 4, SFB] |= 1 << case.ids[1]  # partition 1 of CTA 0: its rows, column 4
+        machine.tmem_poison[0, 32 + 4, SFB] |= (
+            1 << case.ids[1]
+        )  # partition 1 of CTA 0: its rows, column 4
         want[32:64, 4] = True
     assert machine.run() == []
     np.testing.assert_array_equal(machine.d()[1] == 15, want)
@@ -290,12 +359,28 @@ def test_padding_is_never_read_and_the_footprint_covers_every_byte(case):
 GOOD = Case("mxf8f6f4", "e2m1", "e4m3", 256, 64, cta_group=2, vector="block32")
 
 
-@pytest.mark.parametrize("change,word", [
-    (dict(a=0), "a-desc"), (dict(b=descriptor(B_BASE, 3)), "swizzle mode"), (dict(b=descriptor(B_BASE, 2) | 1 << 55), "bits 53"), (dict(a=descriptor(A_BASE, 2) | 1 << 14), "bits 14"),
-    (dict(idesc=GOOD.idesc | 4), "sparse"), (dict(idesc=GOOD.idesc | 1 << 31), "K = 96"), (dict(idesc=GOOD.idesc | 2 << 7), "element types"), (dict(idesc=GOOD.idesc & ~(1 << 23)), "scale type"),
-    (dict(idesc=GOOD.idesc + (1 << 17)), "N = 72"), (dict(idesc=GOOD.idesc & ~(31 << 24) | 4 << 24), "M = 64"), (dict(idesc=GOOD.idesc | 1 << 15), "transposed A"),
-    (dict(d=480), "d-tmem"), (dict(d=16 << 16), "lane 16"), (dict(sfa=510), "scale-A"), (dict(sfb=511), "scale-B"), (dict(disable=[1, 0, 0, 0]), "disable-output-lane"), (dict(scale_input_d=1), "scale-input-d"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change,word",
+    [
+        (dict(a=0), "a-desc"),
+        (dict(b=descriptor(B_BASE, 3)), "swizzle mode"),
+        (dict(b=descriptor(B_BASE, 2) | 1 << 55), "bits 53"),
+        (dict(a=descriptor(A_BASE, 2) | 1 << 14), "bits 14"),
+        (dict(idesc=GOOD.idesc | 4), "sparse"),
+        (dict(idesc=GOOD.idesc | 1 << 31), "K = 96"),
+        (dict(idesc=GOOD.idesc | 2 << 7), "element types"),
+        (dict(idesc=GOOD.idesc & ~(1 << 23)), "scale type"),
+        (dict(idesc=GOOD.idesc + (1 << 17)), "N = 72"),
+        (dict(idesc=GOOD.idesc & ~(31 << 24) | 4 << 24), "M = 64"),
+        (dict(idesc=GOOD.idesc | 1 << 15), "transposed A"),
+        (dict(d=480), "d-tmem"),
+        (dict(d=16 << 16), "lane 16"),
+        (dict(sfa=510), "scale-A"),
+        (dict(sfb=511), "scale-B"),
+        (dict(disable=[1, 0, 0, 0]), "disable-output-lane"),
+        (dict(scale_input_d=1), "scale-input-d"),
+    ],
+)
 def test_broken_operands_are_refused_in_words(change, word):
     machine = Machine(GOOD)
     machine.request |= change
@@ -305,122 +390,79 @@ def test_broken_operands_are_refused_in_words(change, word):
     np.testing.assert_array_equal(machine.tmem, before)
 
 
-@pytest.mark.parametrize("bits,kind,group,vector,ws,specific,word", [
-    (Case("f16", "f16", "bf16", 128, 16, result="f16").idesc, "f16", 1, "", False, True, "result type"), (Case("f16", "f16", "f16", 128, 264 % 256 or 8).idesc, "f16", 2, "", False, True, "N = 8"),
-    (Case("i8", "s8", "s8", 128, 40, result="s32").idesc, "i8", 1, "", False, True, "N = 40"), (Case("i8", "s8", "s8", 128, 32, result="s32").idesc, "i8", 1, "", False, False, "sm_100a"),
-    (Case("mxf8f6f4", "e4m3", "e4m3", 128, 32).idesc, "mxf8f6f4", 1, "1X", False, False, "sm_100a"), (Case("mxf8f6f4", "e4m3", "e4m3", 128, 32).idesc, "mxf8f6f4", 1, "2X", False, True, "scale vector"),
-    (Case("mxf4nvf4", "e2m1", "e2m1", 128, 32).idesc, "mxf4nvf4", 1, "", False, True, "needs .scale_vec"), (Case("mxf4", "e2m1", "e2m1", 128, 32, ids=(1, 0)).idesc, "mxf4", 1, "", False, True, "id 1"),
-    (Case("f16", "f16", "f16", 64, 32).idesc, "f16", 1, "", True, True, "N = 32"), (Case("f8f6f4", "e4m3", "e4m3", 128, 24, transpose=(0, 1)).idesc, "f8f6f4", 1, "", False, True, "transposed 8-bit B"),
-    (Case("tf32", "tf32", "tf32", 128, 32, result="f16").idesc, "tf32", 1, "", False, True, "result type"), (Case("f16", "f16", "f16", 128, 32).idesc, "f16", 1, "1X", False, True, "no scale factors"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "bits,kind,group,vector,ws,specific,word",
+    [
+        (
+            Case("f16", "f16", "bf16", 128, 16, result="f16").idesc,
+            "f16",
+            1,
+            "",
+            False,
+            True,
+            "result type",
+        ),
+        (Case("f16", "f16", "f16", 128, 264 % 256 or 8).idesc, "f16", 2, "", False, True, "N = 8"),
+        (Case("i8", "s8", "s8", 128, 40, result="s32").idesc, "i8", 1, "", False, True, "N = 40"),
+        (Case("i8", "s8", "s8", 128, 32, result="s32").idesc, "i8", 1, "", False, False, "sm_100a"),
+        (
+            Case("mxf8f6f4", "e4m3", "e4m3", 128, 32).idesc,
+            "mxf8f6f4",
+            1,
+            "1X",
+            False,
+            False,
+            "sm_100a",
+        ),
+        (
+            Case("mxf8f6f4", "e4m3", "e4m3", 128, 32).idesc,
+            "mxf8f6f4",
+            1,
+            "2X",
+            False,
+            True,
+            "scale vector",
+        ),
+        (
+            Case("mxf4nvf4", "e2m1", "e2m1", 128, 32).idesc,
+            "mxf4nvf4",
+            1,
+            "",
+            False,
+            True,
+            "needs .scale_vec",
+        ),
+        (
+            Case("mxf4", "e2m1", "e2m1", 128, 32, ids=(1, 0)).idesc,
+            "mxf4",
+            1,
+            "",
+            False,
+            True,
+            "id 1",
+        ),
+        (Case("f16", "f16", "f16", 64, 32).idesc, "f16", 1, "", True, True, "N = 32"),
+        (
+            Case("f8f6f4", "e4m3", "e4m3", 128, 24, transpose=(0, 1)).idesc,
+            "f8f6f4",
+            1,
+            "",
+            False,
+            True,
+            "transposed 8-bit B",
+        ),
+        (
+            Case("tf32", "tf32", "tf32", 128, 32, result="f16").idesc,
+            "tf32",
+            1,
+            "",
+            False,
+            True,
+            "result type",
+        ),
+        (Case("f16", "f16", "f16", 128, 32).idesc, "f16", 1, "1X", False, True, "no scale factors"),
+    ],
+)
 def test_instruction_descriptors_are_judged(bits, kind, group, vector, ws, specific, word):
     _, errors = parts.instruction_descriptor(bits, kind, group, vector, ws, specific)
     assert any(word in error for error in errors), errors
-
-
-# ---- copies, fragments, allocation ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shape,rows,chunks", [("128x256b", 128, 2), ("4x256b", 4, 2), ("128x128b", 128, 1), ("64x128b.warpx2::02_13", 64, 1), ("64x128b.warpx2::01_23", 64, 1), ("32x128b.warpx4", 32, 1)])
-@pytest.mark.parametrize("source,data,move", [("", 16, None), ("b4x16_p64", 8, 4), ("b6x16_p32", 12, 6)])
-def test_copies_to_tensor_memory(shape, rows, chunks, source, data, move):
-    rng = np.random.default_rng(18)
-    shared = rng.integers(0, 256, (1, 8192), dtype=np.uint8)
-    bad = np.ones((1, 8192), np.uint8)
-    tmem, tmem_bad, touched = np.zeros((1, 128, 512), np.uint32), np.full((1, 128, 512), 15, np.uint8), np.zeros((1, 8192), np.uint8)
-    stride, leading = 128 * chunks, 128
-    want = {}
-    for row in range(rows):
-        for chunk in range(chunks):
-            at = row // 8 * stride + row % 8 * 16 + chunk * leading
-            bad[0, at : at + data] = 0
-            raw = shared[0, at : at + data]
-            if move:
-                number = int.from_bytes(raw.tobytes(), "little")
-                raw = np.array([(number >> move * i & ((1 << move) - 1)) << (2 if move == 4 else 0) for i in range(16)], np.uint8)
-            want[row, chunk] = raw.view("<u4")
-    address = 40 | (31 << 16 if shape == "4x256b" else 0)
-    assert parts.tmem_copy(shape, source, address, descriptor(0, 0, leading=leading, stride=stride), shared, bad, tmem, tmem_bad, touched) == []
-    warps = {"128x256b": lambda r: [r], "128x128b": lambda r: [r], "4x256b": lambda r: [32 * r + 31], "32x128b.warpx4": lambda r: [r, r + 32, r + 64, r + 96],
-             "64x128b.warpx2::02_13": lambda r: [r, r + 64], "64x128b.warpx2::01_23": lambda r: [r % 32 + 64 * (r // 32), r % 32 + 64 * (r // 32) + 32]}[shape]  # fmt: skip
-    written = np.zeros((128, 512), bool)
-    for (row, chunk), words in want.items():
-        for lane in warps(row):
-            np.testing.assert_array_equal(tmem[0, lane, 40 + 4 * chunk : 44 + 4 * chunk], words)
-            written[lane, 40 + 4 * chunk : 44 + 4 * chunk] = True
-    np.testing.assert_array_equal(tmem_bad[0] == 0, written)
-    assert not (touched & bad).any(), "padding was read"
-
-
-def test_scale_tile_of_128_rows_arrives_where_the_mma_reads_it():
-    scales = np.arange(512, dtype=np.uint32).reshape(128, 4).astype(np.uint8)
-    tile = np.zeros(512, np.uint8)
-    for m in range(128):
-        tile[16 * (m % 32) + 4 * (m // 32) :][:4] = scales[m]
-    shared = np.zeros((1, 1024), np.uint8)
-    shared[0, :512] = tile
-    tmem, bad = np.zeros((1, 128, 512), np.uint32), np.zeros((1, 128, 512), np.uint8)
-    assert parts.tmem_copy("32x128b.warpx4", "", 8, descriptor(0, 0, stride=128), shared, shared * 0, tmem, bad, shared * 0) == []
-    for m in range(128):
-        for block in range(4):
-            for partition in range(4):
-                lane, column, byte = parts.scale_cell(m, block, 0, partition)
-                assert int(tmem[0, lane, 8 + column]) >> 8 * byte & 0xFF == scales[m, block]
-
-
-@pytest.mark.parametrize("shape,repeat", [("32x32b", 8), ("16x64b", 4), ("16x128b", 2), ("16x256b", 4), ("16x32bx2", 4)])
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("warp,lane", [(0, 0), (2, 0), (7, 96), (1, 16)])
-def test_loads_and_stores_move_the_cells_of_their_map(shape, repeat, packed, warp, lane):
-    if shape == "32x32b" and lane % 32:
-        tmem, bad = np.zeros((1, 128, 512), np.uint32), np.zeros((1, 128, 512), np.uint8)
-        assert "lane 16" in parts.tmem_load(shape, repeat, packed, 0, lane << 16, warp, tmem, bad)[0]
-        return
-    rng = np.random.default_rng(19)
-    tmem, bad = rng.integers(0, 1 << 32, (1, 128, 512), dtype=np.uint32), rng.integers(0, 16, (1, 128, 512), dtype=np.uint8)
-    split = 64
-    wrong, values, poison = parts.tmem_load(shape, repeat, packed, split, lane << 16 | 100, warp, tmem, bad)
-    assert wrong == ""
-    cells = parts.fragment(shape, repeat, packed, split)
-    lanes, columns = warp % 4 * 32 + lane % 32 + cells[..., 0].T, 100 + cells[..., 1].T
-    want, want_bad = tmem[0, lanes, columns], bad[0, lanes, columns]
-    if packed:
-        want = want & 0xFFFF | tmem[0, lanes, columns + 1] << np.uint32(16)
-        want_bad = want_bad & 3 | (bad[0, lanes, columns + 1] & 3) << 2
-    np.testing.assert_array_equal(values, want)
-    np.testing.assert_array_equal(poison, want_bad)
-    other, other_bad = np.zeros_like(tmem), np.full_like(bad, 7)
-    assert parts.tmem_store(shape, repeat, packed, split, lane << 16 | 100, warp, other, other_bad, values, poison) == ""
-    again = parts.tmem_load(shape, repeat, packed, split, lane << 16 | 100, warp, other, other_bad)
-    np.testing.assert_array_equal(again[1], values)
-    np.testing.assert_array_equal(again[2], poison)
-    touched = (other != 0).sum()
-    assert touched <= values.size * (2 if packed else 1)
-
-
-def test_fragments_that_ptx_lacks_are_refused():
-    for shape, repeat in [("16x256b", 64), ("16x128b", 128), ("32x32b", 3), ("16x64b", 256)]:
-        with pytest.raises(ValueError, match="power of two"):
-            parts.fragment(shape, repeat, False, 0)
-    tmem, bad = np.zeros((1, 128, 512), np.uint32), np.zeros((1, 128, 512), np.uint8)
-    assert "512" in parts.tmem_load("32x32b", 16, False, 0, 500, 0, tmem, bad)[0]
-
-
-def test_shift_moves_the_lanes_of_one_warp_but_the_last():
-    tmem = np.arange(128 * 512, dtype=np.uint32).reshape(1, 128, 512)
-    before, bad = tmem.copy(), np.zeros((1, 128, 512), np.uint8)
-    assert parts.tmem_shift(32 << 16 | 16, tmem, bad) == []
-    want = before.copy()
-    want[0, 32:63, 16:24] = before[0, 33:64, 16:24]
-    np.testing.assert_array_equal(tmem, want)
-    assert "multiple of 32" in parts.tmem_shift(5 << 16, tmem, bad)[0]
-
-
-def test_allocation_gives_aligned_free_columns_and_takes_them_back():
-    tmem = parts.Tmem()
-    assert [tmem.allocate(128, 1), tmem.allocate(64, 2), tmem.allocate(256, 3)] == [0, 128, 256]
-    assert tmem.allocate(128, 4) == -1 and tmem.allocate(64, 4) == 192
-    assert tmem.allocated_columns(1) == 128 and tmem.owner(130) == 2
-    assert "64 columns found" in tmem.deallocate(0, 64, 1) and "does not start" in tmem.deallocate(0, 128, 9) and "does not start" in tmem.deallocate(32, 32, 1)
-    assert tmem.deallocate(0, 128, 1) == "" and tmem.allocate(128, 5) == 0
-    assert [parts.check_allocation_size(n) == "" for n in (32, 512, 16, 48, 1024)] == [True, True, False, False, False]

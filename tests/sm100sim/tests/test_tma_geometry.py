@@ -1,7 +1,8 @@
 """Tensor maps and the bytes of a copy.
 
-The oracle is NumPy slicing of a padded tensor, and for swizzles the tables of PTX ISA 5.5.7 written out (which 16-byte piece stands where in
-each 128-byte line), not the address formulas of the simulator.
+The oracle is NumPy slicing of a padded tensor, and for swizzles the tables of PTX ISA 5.5.7 written
+out (which 16-byte piece stands where in each 128-byte line), not the address formulas of the
+simulator.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-U8, U16, U32, S32, U64, S64, F16, F32, F64, BF16, F32_FTZ, TF32, TF32_FTZ, U4_8, U4_16, U6_16 = range(16)
+U8, U16, U32, S32, U64, S64, F16, F32, F64, BF16, F32_FTZ, TF32, TF32_FTZ, U4_8, U4_16, U6_16 = (
+    range(16)
+)
 BITS = [8, 16, 32, 32, 64, 64, 16, 32, 64, 16, 32, 32, 32, 4, 4, 6]
 LOAD, STORE, REDUCE, PREFETCH = range(4)
 TILE, GATHER4, SCATTER4, IM2COL = range(4)
@@ -21,26 +24,61 @@ COPY, ZERO, NAN, CLIPPED, UNDEFINED, PACK6 = range(6)
 NONE, SW32, SW64, SW128, SW128_ATOM32, SW128_FLIP, SW128_ATOM64 = range(7)
 BASE = 0x10000
 
-# Which 16-byte piece of the source line stands at each place of a 128-byte line of shared memory; one line of the table each.
+# Which 16-byte piece of the source line stands at each place of a 128-byte line of shared memory;
+# one line of the table each.
 PATTERNS = {
     NONE: ["01234567"],
     SW32: ["01234567", "10325476"],
     SW64: ["01234567", "10325476", "23016745", "32107654"],
-    SW128: ["01234567", "10325476", "23016745", "32107654", "45670123", "54761032", "67452301", "76543210"],
+    SW128: [
+        "01234567",
+        "10325476",
+        "23016745",
+        "32107654",
+        "45670123",
+        "54761032",
+        "67452301",
+        "76543210",
+    ],
     SW128_ATOM32: ["01234567", "23016745", "45670123", "67452301"],
     SW128_FLIP: ["01234567", "23016745", "45670123", "67452301"],
     SW128_ATOM64: ["01234567", "45670123"],
 }
 
 
-def make_map(type_, dim, box, stride=None, element_stride=None, interleave=0, swizzle=0, l2=0, fill=0, address=BASE, misalign=0):
+def make_map(
+    type_,
+    dim,
+    box,
+    stride=None,
+    element_stride=None,
+    interleave=0,
+    swizzle=0,
+    l2=0,
+    fill=0,
+    address=BASE,
+    misalign=0,
+):
     rank = len(dim)
     if stride is None:
         stride, pitch = [], dim[0] * BITS[type_] // 8
         for extent in dim[1:]:
             stride.append(-(-pitch // 32) * 32)
             pitch = stride[-1] * extent
-    return parts.tensor_map(type_, rank, address, dim, stride, box, element_stride or [1] * rank, interleave, swizzle, l2, fill, misalign)
+    return parts.tensor_map(
+        type_,
+        rank,
+        address,
+        dim,
+        stride,
+        box,
+        element_stride or [1] * rank,
+        interleave,
+        swizzle,
+        l2,
+        fill,
+        misalign,
+    )
 
 
 def ok_map(*args, **kwargs):
@@ -57,7 +95,9 @@ def swizzled(linear: np.ndarray, mode: int) -> np.ndarray:
     for i, line in enumerate(lines):
         for place, piece in enumerate(table[i % len(table)]):
             data = line[int(piece)]
-            out[i, place] = np.concatenate([data[8:], data[:8]]) if mode == SW128_FLIP and i % 2 else data
+            out[i, place] = (
+                np.concatenate([data[8:], data[:8]]) if mode == SW128_FLIP and i % 2 else data
+            )
     return out.reshape(-1)
 
 
@@ -80,20 +120,33 @@ def apply_load(plan, memory: np.ndarray, shared: np.ndarray):
 
 
 def expected_box(tensor: np.ndarray, coordinates, counts, steps):
-    """tensor is indexed [dN .. d1][bytes of d0]; coordinates innermost first, in elements of one byte."""
+    """tensor is indexed [dN .. d1][bytes of d0]; coordinates innermost first, in elements of one
+    byte.
+    """
     out = np.zeros([*reversed(counts)], np.uint8)
     for index in itertools.product(*(range(n) for n in reversed(counts))):
-        position = [c + i * s for c, i, s in zip(reversed(coordinates), index, reversed(steps), strict=True)]
+        position = [
+            c + i * s for c, i, s in zip(reversed(coordinates), index, reversed(steps), strict=True)
+        ]
         if all(0 <= p < n for p, n in zip(position, tensor.shape, strict=True)):
             out[index] = tensor[tuple(position)]
     return out
 
 
-@pytest.mark.parametrize("dims,box,coordinates", [
-    ([64], [48], [0]), ([64], [32], [48]), ([64], [32], [-16]), ([64], [16], [80]),
-    ([64, 9], [32, 4], [16, 7]), ([64, 9], [64, 4], [-3, -2]), ([48, 5, 4], [32, 3, 2], [32, 3, 3]),
-    ([32, 3, 3, 3], [16, 2, 2, 2], [8, 2, -1, 2]), ([32, 2, 3, 2, 3], [32, 2, 2, 2, 2], [0, 1, 2, 0, 2]),
-])
+@pytest.mark.parametrize(
+    "dims,box,coordinates",
+    [
+        ([64], [48], [0]),
+        ([64], [32], [48]),
+        ([64], [32], [-16]),
+        ([64], [16], [80]),
+        ([64, 9], [32, 4], [16, 7]),
+        ([64, 9], [64, 4], [-3, -2]),
+        ([48, 5, 4], [32, 3, 2], [32, 3, 3]),
+        ([32, 3, 3, 3], [16, 2, 2, 2], [8, 2, -1, 2]),
+        ([32, 2, 3, 2, 3], [32, 2, 2, 2, 2], [0, 1, 2, 0, 2]),
+    ],
+)
 def test_load_is_the_zero_padded_slice(dims, box, coordinates):
     rng = np.random.default_rng(0)
     raw = ok_map(U8, dims, box)
@@ -106,7 +159,9 @@ def test_load_is_the_zero_padded_slice(dims, box, coordinates):
     assert plan["errors"] == []
     size = int(np.prod(box))
     shared, _ = apply_load(plan, memory, np.full(0x800 + size, 0xEE, np.uint8))
-    np.testing.assert_array_equal(shared[0x800:], expected_box(tensor, coordinates, box, [1] * len(box)).reshape(-1))
+    np.testing.assert_array_equal(
+        shared[0x800:], expected_box(tensor, coordinates, box, [1] * len(box)).reshape(-1)
+    )
     assert plan["tx"] == size, "out-of-range bytes count"
     assert plan["range"] == (0x800, 0x800 + size)
 
@@ -146,7 +201,9 @@ def test_coordinates_and_boxes_count_elements(type_):
     memory = np.arange(64 * 4 * size, dtype=np.uint64).astype(np.uint8)
     plan = parts.plan(raw, LOAD, TILE, [8, 1], 0)
     shared, _ = apply_load(plan, memory, np.zeros(32 * size, np.uint8))
-    np.testing.assert_array_equal(shared.reshape(2, -1), memory.reshape(4, -1)[1:3, 8 * size : 24 * size])
+    np.testing.assert_array_equal(
+        shared.reshape(2, -1), memory.reshape(4, -1)[1:3, 8 * size : 24 * size]
+    )
     assert plan["tx"] == 32 * size
 
 
@@ -214,32 +271,60 @@ def test_stores_clip_and_scatter():
 def test_six_bit_stores_gather_low_bits():
     raw = ok_map(U6_16, [128, 2], [128, 1])
     plan = parts.plan(raw, STORE, TILE, [0, 1], 0)
-    assert [tuple(r) for r in plan["runs"][:2]] == [(0, BASE + 96, 12, PACK6), (16, BASE + 108, 12, PACK6)]
+    assert [tuple(r) for r in plan["runs"][:2]] == [
+        (0, BASE + 96, 12, PACK6),
+        (16, BASE + 108, 12, PACK6),
+    ]
 
 
 def test_nan_fill_is_named_with_its_pattern():
     raw = ok_map(BF16, [64], [64], fill=1)
     plan = parts.plan(raw, LOAD, TILE, [32], 0)
-    assert [tuple(r)[2:] for r in plan["runs"]] == [(64, COPY), (64, NAN)] and plan["fill"] == 0x7FFF
+    assert [tuple(r)[2:] for r in plan["runs"]] == [(64, COPY), (64, NAN)] and plan[
+        "fill"
+    ] == 0x7FFF
 
 
 GOOD = dict(type_=U8, dim=[128, 64], box=[64, 32], stride=[128])
 
 
-@pytest.mark.parametrize("change,word", [
-    (dict(misalign=32), "tensorMap"), (dict(type_=16), "tensorDataType"), (dict(dim=[], box=[], stride=[]), "tensorRank"),
-    (dict(dim=[16] * 6, box=[16] * 6, stride=[16] * 5), "tensorRank"), (dict(address=BASE + 8), "globalAddress"),
-    (dict(dim=[0, 64]), "globalDim[0]"), (dict(dim=[128, 2**32 + 1]), "globalDim[1]"), (dict(stride=[120]), "globalStrides[0]"),
-    (dict(stride=[1 << 40]), "globalStrides[0]"), (dict(box=[0, 32]), "boxDim[0]"), (dict(box=[64, 257]), "boxDim[1]"),
-    (dict(box=[40, 32]), "boxDim[0]"), (dict(element_stride=[1, 9]), "elementStrides[1]"), (dict(element_stride=[1, 0]), "elementStrides[1]"),
-    (dict(swizzle=SW32), "boxDim[0]"), (dict(swizzle=7), "swizzle"), (dict(interleave=1), "tensorRank"), (dict(interleave=3), "interleave"),
-    (dict(fill=1), "oobFill"), (dict(fill=2), "oobFill"), (dict(l2=4), "l2Promotion"),
-    (dict(type_=U4_16, box=[64, 32], stride=[64]), "boxDim[0]"), (dict(type_=U4_16, box=[128, 32], dim=[192, 64], stride=[96]), "globalDim[0]"),
-    (dict(type_=U4_16, box=[128, 32], stride=[80]), "globalStrides[0]"), (dict(type_=U4_16, box=[128, 32], stride=[64], address=BASE + 16), "globalAddress"),
-    (dict(type_=U4_16, box=[128, 32], stride=[64], swizzle=SW64), "swizzle"), (dict(type_=U4_16, box=[128, 32], stride=[64], fill=1), "oobFill"),
-    (dict(type_=U4_8, dim=[127, 64], stride=[64]), "globalDim[0]"),
-    (dict(dim=[128, 8, 8], box=[32, 2, 2], stride=[128, 1024], interleave=2, swizzle=SW64), "swizzle"),
-])
+@pytest.mark.parametrize(
+    "change,word",
+    [
+        (dict(misalign=32), "tensorMap"),
+        (dict(type_=16), "tensorDataType"),
+        (dict(dim=[], box=[], stride=[]), "tensorRank"),
+        (dict(dim=[16] * 6, box=[16] * 6, stride=[16] * 5), "tensorRank"),
+        (dict(address=BASE + 8), "globalAddress"),
+        (dict(dim=[0, 64]), "globalDim[0]"),
+        (dict(dim=[128, 2**32 + 1]), "globalDim[1]"),
+        (dict(stride=[120]), "globalStrides[0]"),
+        (dict(stride=[1 << 40]), "globalStrides[0]"),
+        (dict(box=[0, 32]), "boxDim[0]"),
+        (dict(box=[64, 257]), "boxDim[1]"),
+        (dict(box=[40, 32]), "boxDim[0]"),
+        (dict(element_stride=[1, 9]), "elementStrides[1]"),
+        (dict(element_stride=[1, 0]), "elementStrides[1]"),
+        (dict(swizzle=SW32), "boxDim[0]"),
+        (dict(swizzle=7), "swizzle"),
+        (dict(interleave=1), "tensorRank"),
+        (dict(interleave=3), "interleave"),
+        (dict(fill=1), "oobFill"),
+        (dict(fill=2), "oobFill"),
+        (dict(l2=4), "l2Promotion"),
+        (dict(type_=U4_16, box=[64, 32], stride=[64]), "boxDim[0]"),
+        (dict(type_=U4_16, box=[128, 32], dim=[192, 64], stride=[96]), "globalDim[0]"),
+        (dict(type_=U4_16, box=[128, 32], stride=[80]), "globalStrides[0]"),
+        (dict(type_=U4_16, box=[128, 32], stride=[64], address=BASE + 16), "globalAddress"),
+        (dict(type_=U4_16, box=[128, 32], stride=[64], swizzle=SW64), "swizzle"),
+        (dict(type_=U4_16, box=[128, 32], stride=[64], fill=1), "oobFill"),
+        (dict(type_=U4_8, dim=[127, 64], stride=[64]), "globalDim[0]"),
+        (
+            dict(dim=[128, 8, 8], box=[32, 2, 2], stride=[128, 1024], interleave=2, swizzle=SW64),
+            "swizzle",
+        ),
+    ],
+)
 def test_the_driver_refuses_bad_arguments_and_names_them(change, word):
     code, why, _ = make_map(**(GOOD | change))
     assert code == 1 and why.startswith(word), why
@@ -247,20 +332,44 @@ def test_the_driver_refuses_bad_arguments_and_names_them(change, word):
 
 def test_the_driver_accepts_the_good_arguments_that_those_vary():
     assert make_map(**GOOD)[0] == 0
-    assert make_map(**(GOOD | dict(element_stride=[9, 1])))[0] == 0, "elementStrides[0] is ignored without interleave"
+    assert make_map(**(GOOD | dict(element_stride=[9, 1])))[0] == 0, (
+        "elementStrides[0] is ignored without interleave"
+    )
 
 
-@pytest.mark.parametrize("map_args,direction,mode,coordinates,shared,word", [
-    (dict(GOOD), LOAD, TILE, [0], 0, "coordinates"), (dict(GOOD), LOAD, TILE, [0, 0], 64, "128"), (dict(GOOD), STORE, TILE, [0, -1], 0, "non-negative"),
-    (dict(GOOD), LOAD, IM2COL, [0, 0], 0, "im2col"), (dict(GOOD), LOAD, GATHER4, [0, 0, 0, 0, 0], 0, "boxDim[1]"),
-    (dict(type_=U8, dim=[64, 8], box=[64, 1]), STORE, GATHER4, [0, 0, 0, 0, 0], 0, "scatter4"),
-    (dict(type_=U4_16, dim=[256, 8], box=[128, 8]), LOAD, TILE, [64, 0], 0, "multiple of 128"),
-    (dict(type_=U4_16, dim=[256, 8], box=[128, 8]), STORE, TILE, [0, 0], 0, "loads only"),
-    (dict(type_=U8, dim=[128, 8], box=[128, 8], swizzle=SW128_FLIP), STORE, TILE, [0, 0], 0, "8-byte flip"),
-    (dict(type_=U4_8, dim=[128, 8], box=[128, 8]), REDUCE, TILE, [0, 0], 0, "packed types"),
-    (dict(type_=U8, dim=[64, 8, 8], box=[32, 2, 2], interleave=1), LOAD, TILE, [0, 0, 0], 0, "interleave"),
-])
-def test_the_instruction_refuses_what_it_cannot_copy(map_args, direction, mode, coordinates, shared, word):
+@pytest.mark.parametrize(
+    "map_args,direction,mode,coordinates,shared,word",
+    [
+        (dict(GOOD), LOAD, TILE, [0], 0, "coordinates"),
+        (dict(GOOD), LOAD, TILE, [0, 0], 64, "128"),
+        (dict(GOOD), STORE, TILE, [0, -1], 0, "non-negative"),
+        (dict(GOOD), LOAD, IM2COL, [0, 0], 0, "im2col"),
+        (dict(GOOD), LOAD, GATHER4, [0, 0, 0, 0, 0], 0, "boxDim[1]"),
+        (dict(type_=U8, dim=[64, 8], box=[64, 1]), STORE, GATHER4, [0, 0, 0, 0, 0], 0, "scatter4"),
+        (dict(type_=U4_16, dim=[256, 8], box=[128, 8]), LOAD, TILE, [64, 0], 0, "multiple of 128"),
+        (dict(type_=U4_16, dim=[256, 8], box=[128, 8]), STORE, TILE, [0, 0], 0, "loads only"),
+        (
+            dict(type_=U8, dim=[128, 8], box=[128, 8], swizzle=SW128_FLIP),
+            STORE,
+            TILE,
+            [0, 0],
+            0,
+            "8-byte flip",
+        ),
+        (dict(type_=U4_8, dim=[128, 8], box=[128, 8]), REDUCE, TILE, [0, 0], 0, "packed types"),
+        (
+            dict(type_=U8, dim=[64, 8, 8], box=[32, 2, 2], interleave=1),
+            LOAD,
+            TILE,
+            [0, 0, 0],
+            0,
+            "interleave",
+        ),
+    ],
+)
+def test_the_instruction_refuses_what_it_cannot_copy(
+    map_args, direction, mode, coordinates, shared, word
+):
     plan = parts.plan(ok_map(**map_args), direction, mode, coordinates, shared)
     assert plan["errors"] and word in " ".join(plan["errors"]) and len(plan["runs"]) == 0
 
@@ -278,11 +387,22 @@ def test_bulk_copies_need_sixteen_byte_granularity():
         assert len(parts.plan_bulk(*arguments)["errors"]) == 1
 
 
-@pytest.mark.parametrize("op,type_,dtype,function", [
-    ("add", "u32", np.uint32, np.add), ("min", "s32", np.int32, np.minimum), ("max", "u64", np.uint64, np.maximum), ("xor", "b64", np.uint64, np.bitwise_xor),
-    ("and", "b32", np.uint32, np.bitwise_and), ("or", "b32", np.uint32, np.bitwise_or), ("add", "f32", np.float32, np.add), ("add", "f64", np.float64, np.add),
-    ("add", "f16", np.float16, np.add), ("max", "f16", np.float16, np.fmax), ("add", "bf16", ml_dtypes.bfloat16, np.add),
-])
+@pytest.mark.parametrize(
+    "op,type_,dtype,function",
+    [
+        ("add", "u32", np.uint32, np.add),
+        ("min", "s32", np.int32, np.minimum),
+        ("max", "u64", np.uint64, np.maximum),
+        ("xor", "b64", np.uint64, np.bitwise_xor),
+        ("and", "b32", np.uint32, np.bitwise_and),
+        ("or", "b32", np.uint32, np.bitwise_or),
+        ("add", "f32", np.float32, np.add),
+        ("add", "f64", np.float64, np.add),
+        ("add", "f16", np.float16, np.add),
+        ("max", "f16", np.float16, np.fmax),
+        ("add", "bf16", ml_dtypes.bfloat16, np.add),
+    ],
+)
 def test_reductions_are_elementwise(op, type_, dtype, function):
     rng = np.random.default_rng(6)
     if np.dtype(dtype).kind in "ui":
@@ -301,5 +421,11 @@ def test_wrapping_counters_and_illegal_reductions():
     assert list(out) == [6, 0, 1, 0]
     parts.reduce("dec", "u32", out.view(np.uint8), np.array([9, 9, 9, 9], np.uint32).view(np.uint8))
     assert list(out) == [5, 9, 0, 9]
-    for op, type_ in [("min", "f32"), ("inc", "s32"), ("and", "u32"), ("add", "s64"), ("max", "f64")]:
+    for op, type_ in [
+        ("min", "f32"),
+        ("inc", "s32"),
+        ("and", "u32"),
+        ("add", "s64"),
+        ("max", "f64"),
+    ]:
         assert not parts.reduce_legal(op, type_)

@@ -10,13 +10,15 @@ namespace {
 float as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
 uint32_t as_bits(float value) { return std::bit_cast<uint32_t>(value); }
 
-// Makes the last bit of a sum odd when the sum was not exact: later roundings to fewer bits are then single roundings.
+// Makes the last bit of a sum odd when the sum was not exact: later roundings to fewer bits are
+// then single roundings.
 double make_odd(double sum, double error) {
   if (error == 0 || !std::isfinite(sum)) return sum;
   const uint64_t bits = std::bit_cast<uint64_t>(sum);
   if (bits & 1) return sum;
-  // The exact value lies between sum and its neighbour on the side of the error; that neighbour is odd. Stepping toward zero
-  // changes nothing else, since a truncated even value with a remainder becomes odd by setting the bit.
+  // The exact value lies between sum and its neighbour on the side of the error; that neighbour is
+  // odd. Stepping toward zero changes nothing else, since a truncated even value with a remainder
+  // becomes odd by setting the bit.
   const bool outward = (error > 0) == (sum > 0);
   return std::bit_cast<double>(outward ? bits + 1 : bits - 1);
 }
@@ -36,7 +38,9 @@ double zero_sum(double a, double b, Round round) {
 
 template <typename Function>
 uint32_t both(uint32_t a, uint32_t b, Function function) {
-  return static_cast<uint32_t>(function(static_cast<uint16_t>(a >> 16), static_cast<uint16_t>(b >> 16))) << 16 |
+  return static_cast<uint32_t>(
+             function(static_cast<uint16_t>(a >> 16), static_cast<uint16_t>(b >> 16)))
+             << 16 |
          function(static_cast<uint16_t>(a), static_cast<uint16_t>(b));
 }
 
@@ -47,7 +51,8 @@ double flushed(Format format, uint32_t code, bool ftz) {
 }
 
 uint16_t finish_half(Format format, double exact, const HalfMode& mode) {
-  uint16_t code = static_cast<uint16_t>(encode(format, exact, {.relu = mode.relu, .sat = mode.sat}));
+  uint16_t code =
+      static_cast<uint16_t>(encode(format, exact, {.relu = mode.relu, .sat = mode.sat}));
   if (mode.ftz && (code & 0x7C00) == 0) code &= 0x8000;
   return code;
 }
@@ -104,7 +109,8 @@ uint32_t div_f32(uint32_t a, uint32_t b, const F32Mode& mode) {
   if (mode.ftz) a = ftz_f32(a), b = ftz_f32(b);
   const double x = as_float(a), y = as_float(b);
   double quotient = x / y;
-  if (std::isfinite(quotient) && quotient != 0) quotient = make_odd(quotient, std::fma(-quotient, y, x) * (y < 0 ? -1 : 1));
+  if (std::isfinite(quotient) && quotient != 0)
+    quotient = make_odd(quotient, std::fma(-quotient, y, x) * (y < 0 ? -1 : 1));
   return finish(quotient, mode);
 }
 
@@ -117,20 +123,26 @@ uint32_t sqrt_f32(uint32_t a, const F32Mode& mode) {
 }
 
 uint64_t add_f32x2(uint64_t a, uint64_t b, const F32Mode& mode) {
-  return static_cast<uint64_t>(add_f32(static_cast<uint32_t>(a >> 32), static_cast<uint32_t>(b >> 32), mode)) << 32 |
+  return static_cast<uint64_t>(
+             add_f32(static_cast<uint32_t>(a >> 32), static_cast<uint32_t>(b >> 32), mode))
+             << 32 |
          add_f32(static_cast<uint32_t>(a), static_cast<uint32_t>(b), mode);
 }
 
 uint64_t mul_f32x2(uint64_t a, uint64_t b, const F32Mode& mode) {
-  return static_cast<uint64_t>(mul_f32(static_cast<uint32_t>(a >> 32), static_cast<uint32_t>(b >> 32), mode)) << 32 |
+  return static_cast<uint64_t>(
+             mul_f32(static_cast<uint32_t>(a >> 32), static_cast<uint32_t>(b >> 32), mode))
+             << 32 |
          mul_f32(static_cast<uint32_t>(a), static_cast<uint32_t>(b), mode);
 }
 
 uint64_t fma_f32x2(uint64_t a, uint64_t b, uint64_t c, const F32Mode& mode) {
-  return static_cast<uint64_t>(fma_f32(static_cast<uint32_t>(a >> 32), static_cast<uint32_t>(b >> 32),
+  return static_cast<uint64_t>(fma_f32(static_cast<uint32_t>(a >> 32),
+                                       static_cast<uint32_t>(b >> 32),
                                        static_cast<uint32_t>(c >> 32), mode))
              << 32 |
-         fma_f32(static_cast<uint32_t>(a), static_cast<uint32_t>(b), static_cast<uint32_t>(c), mode);
+         fma_f32(static_cast<uint32_t>(a), static_cast<uint32_t>(b), static_cast<uint32_t>(c),
+                 mode);
 }
 
 uint32_t add_f32_narrow(Format narrow, uint32_t a, uint32_t c, bool subtract, const F32Mode& mode) {
@@ -158,7 +170,8 @@ uint16_t mul_half(Format format, uint16_t a, uint16_t b, const HalfMode& mode) {
 }
 
 uint16_t fma_half(Format format, uint16_t a, uint16_t b, uint16_t c, const HalfMode& mode) {
-  const double product = flushed(format, a, mode.ftz) * flushed(format, b, mode.ftz), addend = flushed(format, c, mode.ftz);
+  const double product = flushed(format, a, mode.ftz) * flushed(format, b, mode.ftz),
+               addend = flushed(format, c, mode.ftz);
   const double sum = odd_add(product, addend);
   return finish_half(format, sum == 0 ? zero_sum(product, addend, Round::kNearestEven) : sum, mode);
 }
@@ -176,9 +189,11 @@ uint32_t mul_half2(Format format, uint32_t a, uint32_t b, const HalfMode& mode) 
 }
 
 uint32_t fma_half2(Format format, uint32_t a, uint32_t b, uint32_t c, const HalfMode& mode) {
-  const uint32_t upper = fma_half(format, static_cast<uint16_t>(a >> 16), static_cast<uint16_t>(b >> 16),
-                                  static_cast<uint16_t>(c >> 16), mode);
-  return upper << 16 | fma_half(format, static_cast<uint16_t>(a), static_cast<uint16_t>(b), static_cast<uint16_t>(c), mode);
+  const uint32_t upper =
+      fma_half(format, static_cast<uint16_t>(a >> 16), static_cast<uint16_t>(b >> 16),
+               static_cast<uint16_t>(c >> 16), mode);
+  return upper << 16 | fma_half(format, static_cast<uint16_t>(a), static_cast<uint16_t>(b),
+                                static_cast<uint16_t>(c), mode);
 }
 
 uint32_t min_max(Format format, uint32_t a, uint32_t b, bool maximum, const MinMaxMode& mode) {
@@ -204,7 +219,8 @@ uint32_t min_max(Format format, uint32_t a, uint32_t b, bool maximum, const MinM
   return mode.xorsign_abs ? (out & ~sign_bit) | xor_sign : out;
 }
 
-uint32_t min_max_half2(Format format, uint32_t a, uint32_t b, bool maximum, const MinMaxMode& mode) {
+uint32_t min_max_half2(Format format, uint32_t a, uint32_t b, bool maximum,
+                       const MinMaxMode& mode) {
   return both(a, b, [&](uint16_t x, uint16_t y) { return min_max(format, x, y, maximum, mode); });
 }
 
@@ -212,14 +228,30 @@ uint32_t approximate(Approx function, Format format, uint32_t a, bool ftz) {
   const double x = flushed(format, a, ftz);
   double y = 0;
   switch (function) {
-    case Approx::kEx2: y = std::exp2(x); break;
-    case Approx::kLg2: y = std::log2(x); break;
-    case Approx::kRcp: y = 1 / x; break;
-    case Approx::kRsqrt: y = 1 / std::sqrt(x); break;
-    case Approx::kSqrt: y = std::sqrt(x); break;
-    case Approx::kTanh: y = std::tanh(x); break;
-    case Approx::kSin: y = std::sin(x); break;
-    case Approx::kCos: y = std::cos(x); break;
+    case Approx::kEx2:
+      y = std::exp2(x);
+      break;
+    case Approx::kLg2:
+      y = std::log2(x);
+      break;
+    case Approx::kRcp:
+      y = 1 / x;
+      break;
+    case Approx::kRsqrt:
+      y = 1 / std::sqrt(x);
+      break;
+    case Approx::kSqrt:
+      y = std::sqrt(x);
+      break;
+    case Approx::kTanh:
+      y = std::tanh(x);
+      break;
+    case Approx::kSin:
+      y = std::sin(x);
+      break;
+    case Approx::kCos:
+      y = std::cos(x);
+      break;
   }
   const uint32_t code = static_cast<uint32_t>(encode(format, y));
   const FormatInfo& f = info(format);

@@ -7,17 +7,24 @@
 namespace sm100sim::numerics {
 namespace {
 
-// |x| * 2^-unit_exponent rounded to an integer; |x| finite and non-zero. `negative` decides the directed modes.
-uint64_t round_magnitude(double magnitude, int unit_exponent, bool negative, const Conversion& how) {
+// |x| * 2^-unit_exponent rounded to an integer; |x| finite and non-zero. `negative` decides the
+// directed modes.
+uint64_t round_magnitude(double magnitude, int unit_exponent, bool negative,
+                         const Conversion& how) {
   const uint64_t bits = std::bit_cast<uint64_t>(magnitude);
   int exponent = static_cast<int>(bits >> 52);
   uint64_t significand = bits & ((uint64_t{1} << 52) - 1);
-  if (exponent) significand |= uint64_t{1} << 52; else exponent = 1;
+  if (exponent)
+    significand |= uint64_t{1} << 52;
+  else
+    exponent = 1;
   const int drop = unit_exponent - (exponent - 1075);  // bits below the unit
   if (drop <= 0) return significand << -drop;
-  const bool away = (how.round == Round::kUp && !negative) || (how.round == Round::kDown && negative);
+  const bool away =
+      (how.round == Round::kUp && !negative) || (how.round == Round::kDown && negative);
   if (how.round == Round::kStochastic) {
-    // The discarded bits, cut to as many as there are random bits, plus the random bits: a carry rounds away from zero.
+    // The discarded bits, cut to as many as there are random bits, plus the random bits: a carry
+    // rounds away from zero.
     const int keep = how.random_bits;
     uint64_t top = 0, whole = 0;
     if (drop < 64) whole = significand >> drop;
@@ -35,9 +42,12 @@ uint64_t round_magnitude(double magnitude, int unit_exponent, bool negative, con
   const uint64_t rest = significand & ((uint64_t{1} << drop) - 1);
   const uint64_t half = uint64_t{1} << (drop - 1);
   switch (how.round) {
-    case Round::kNearestEven: return whole + (rest > half || (rest == half && (whole & 1)));
-    case Round::kNearestAway: return whole + (rest >= half);
-    default: return whole + (away && rest != 0);
+    case Round::kNearestEven:
+      return whole + (rest > half || (rest == half && (whole & 1)));
+    case Round::kNearestAway:
+      return whole + (rest >= half);
+    default:
+      return whole + (away && rest != 0);
   }
 }
 
@@ -47,10 +57,12 @@ uint64_t encode_ue8m0(double x, const Conversion& how) {
   if (std::isinf(x)) return how.satfinite ? 0xFE : 0xFF;
   if (x <= 0x1p-127) return 0;
   int exponent;
-  const double fraction = std::frexp(x, &exponent);  // x = fraction * 2^exponent, fraction in [0.5, 1)
+  const double fraction =
+      std::frexp(x, &exponent);  // x = fraction * 2^exponent, fraction in [0.5, 1)
   int code = exponent - 1 + 127;
   if (fraction != 0.5) {
-    const bool up = how.round == Round::kUp || (how.round == Round::kNearestEven && fraction >= 0.75) ||
+    const bool up = how.round == Round::kUp ||
+                    (how.round == Round::kNearestEven && fraction >= 0.75) ||
                     (how.round == Round::kNearestAway && fraction >= 0.75);
     code += up;
   }
@@ -62,7 +74,8 @@ uint64_t encode_ue8m0(double x, const Conversion& how) {
 uint64_t overflow(const FormatInfo& f, uint64_t max_code, bool negative, const Conversion& how) {
   if (how.satfinite || f.special == Special::kNone) return max_code;
   if (f.special == Special::kNanOnly) return f.canonical_nan;
-  const bool toward_zero = how.round == Round::kTowardZero || (how.round == Round::kDown && !negative) ||
+  const bool toward_zero = how.round == Round::kTowardZero ||
+                           (how.round == Round::kDown && !negative) ||
                            (how.round == Round::kUp && negative);
   return toward_zero ? max_code : max_code + 1;  // the next code is infinity
 }
@@ -100,7 +113,8 @@ uint64_t encode(Format to, double x, const Conversion& how) {
     int exponent = std::ilogb(magnitude);
     if (exponent < 1 - f.bias) exponent = 1 - f.bias;
     const uint64_t units = round_magnitude(magnitude, exponent - mantissa_bits, negative, how);
-    // units has mantissa_bits + 1 bits (one more on carry): adding the exponent field carries over by itself.
+    // units has mantissa_bits + 1 bits (one more on carry): adding the exponent field carries over
+    // by itself.
     code = units + (static_cast<uint64_t>(exponent - (1 - f.bias)) << mantissa_bits);
     if (code > max_code) code = overflow(f, max_code, negative, how);
   }
@@ -109,17 +123,24 @@ uint64_t encode(Format to, double x, const Conversion& how) {
   return code;
 }
 
-uint64_t convert(Format to, Format from, uint64_t code, const Conversion& how) { return encode(to, decode(from, code), how); }
+uint64_t convert(Format to, Format from, uint64_t code, const Conversion& how) {
+  return encode(to, decode(from, code), how);
+}
 
 int part_bits(Format format) {
   switch (format) {
-    case Format::kE2m1: return 4;
+    case Format::kE2m1:
+      return 4;
     case Format::kF16:
-    case Format::kBf16: return 16;
+    case Format::kBf16:
+      return 16;
     case Format::kF32:
-    case Format::kTf32: return 32;
-    case Format::kF64: return 64;
-    default: return 8;
+    case Format::kTf32:
+      return 32;
+    case Format::kF64:
+      return 64;
+    default:
+      return 8;
   }
 }
 
@@ -158,16 +179,21 @@ uint32_t pack4(Format to, float a, float b, float e, float f, const Conversion& 
 uint32_t repack2(Format to, Format from, uint32_t a, const Conversion& how) {
   const int in = part_bits(from), out = part_bits(to);
   const uint32_t mask = (in == 32 ? 0 : 1u << in) - 1;
-  const uint64_t upper = convert(to, from, a >> in & mask, how), lower = convert(to, from, a & mask, how);
+  const uint64_t upper = convert(to, from, a >> in & mask, how),
+                 lower = convert(to, from, a & mask, how);
   return static_cast<uint32_t>(upper << out | lower);
 }
 
 double to_integral(double x, Round round) {
   switch (round) {
-    case Round::kTowardZero: return std::trunc(x);
-    case Round::kDown: return std::floor(x);
-    case Round::kUp: return std::ceil(x);
-    default: return std::nearbyint(x);
+    case Round::kTowardZero:
+      return std::trunc(x);
+    case Round::kDown:
+      return std::floor(x);
+    case Round::kUp:
+      return std::ceil(x);
+    default:
+      return std::nearbyint(x);
   }
 }
 
@@ -193,11 +219,15 @@ uint64_t from_integer(Format to, uint64_t value, bool is_signed, const Conversio
     const int top = 63 - std::countl_zero(magnitude);
     if (top > 52) {
       const int drop = top - 52;
-      const uint64_t rest = magnitude & ((uint64_t{1} << drop) - 1), half = uint64_t{1} << (drop - 1);
+      const uint64_t rest = magnitude & ((uint64_t{1} << drop) - 1),
+                     half = uint64_t{1} << (drop - 1);
       uint64_t whole = magnitude >> drop;
-      const bool away = (how.round == Round::kUp && !negative) || (how.round == Round::kDown && negative);
-      if (how.round == Round::kNearestEven) whole += rest > half || (rest == half && (whole & 1));
-      else whole += away && rest;
+      const bool away =
+          (how.round == Round::kUp && !negative) || (how.round == Round::kDown && negative);
+      if (how.round == Round::kNearestEven)
+        whole += rest > half || (rest == half && (whole & 1));
+      else
+        whole += away && rest;
       const double v = std::ldexp(static_cast<double>(whole), drop);
       return std::bit_cast<uint64_t>(negative ? -v : v);
     }

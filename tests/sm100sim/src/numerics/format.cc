@@ -10,7 +10,8 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-// name, bits, exponent bits, mantissa bits, bias, sign, special codes, canonical NaN, largest finite value
+// name, bits, exponent bits, mantissa bits, bias, sign, special codes, canonical NaN, largest
+// finite value
 constexpr FormatInfo kFormats[] = {
     {"f64", 64, 11, 52, 1023, true, Special::kIeee, 0x7FFFFFFFFFFFFFFF, 0x1.fffffffffffffp1023},
     {"f32", 32, 8, 23, 127, true, Special::kIeee, 0x7FFFFFFF, 0x1.fffffep127},
@@ -34,7 +35,8 @@ double decode(Format format, uint64_t code) {
   if (format == Format::kF64) return std::bit_cast<double>(code);
   if (format == Format::kF32) return std::bit_cast<float>(static_cast<uint32_t>(code));
   const FormatInfo& f = info(format);
-  if (format == Format::kTf32) return std::bit_cast<float>(static_cast<uint32_t>(code) & 0xFFFFE000u);
+  if (format == Format::kTf32)
+    return std::bit_cast<float>(static_cast<uint32_t>(code) & 0xFFFFE000u);
   const int exponent = static_cast<int>(code >> f.mantissa_bits) & ((1 << f.exponent_bits) - 1);
   const int mantissa = static_cast<int>(code) & ((1 << f.mantissa_bits) - 1);
   const bool negative = f.has_sign && (code >> (f.bits - 1) & 1);

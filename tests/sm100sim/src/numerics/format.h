@@ -1,26 +1,40 @@
-// Which bits mean which number: the table of every floating format that PTX conversions, TMA and the tensor core touch.
-// Decoding is exact (every value of every format is a double). Rounding into a format is convert.h. Encodings follow PTX ISA
-// "Alternate floating-point data formats", OCP MX v1.0 for the MX types.
+// Which bits mean which number: the table of every floating format that PTX conversions, TMA and
+// the tensor core touch. Decoding is exact (every value of every format is a double). Rounding into
+// a format is convert.h. Encodings follow PTX ISA "Alternate floating-point data formats", OCP MX
+// v1.0 for the MX types.
 #pragma once
 
 #include <cstdint>
 
 namespace sm100sim::numerics {
 
-enum class Format : uint8_t { kF64, kF32, kTf32, kF16, kBf16, kE5m2, kE4m3, kE3m2, kE2m3, kE2m1, kUe8m0, kUe4m3 };
+enum class Format : uint8_t {
+  kF64,
+  kF32,
+  kTf32,
+  kF16,
+  kBf16,
+  kE5m2,
+  kE4m3,
+  kE3m2,
+  kE2m3,
+  kE2m1,
+  kUe8m0,
+  kUe4m3
+};
 
 // How a format spends its top exponent code.
 enum class Special : uint8_t {
-  kIeee,      // infinities and NaNs
-  kNanOnly,   // all ones is NaN, no infinity (E4M3, UE4M3, UE8M0)
-  kNone,      // finite numbers only (E3M2, E2M3, E2M1)
+  kIeee,     // infinities and NaNs
+  kNanOnly,  // all ones is NaN, no infinity (E4M3, UE4M3, UE8M0)
+  kNone,     // finite numbers only (E3M2, E2M3, E2M1)
 };
 
 struct FormatInfo {
-  const char* name;      // as PTX spells it
-  int bits;              // of the code; TF32 is kept in 32 bits with 13 low zeros
+  const char* name;  // as PTX spells it
+  int bits;          // of the code; TF32 is kept in 32 bits with 13 low zeros
   int exponent_bits;
-  int mantissa_bits;     // stored fraction
+  int mantissa_bits;  // stored fraction
   int bias;
   bool has_sign;
   Special special;

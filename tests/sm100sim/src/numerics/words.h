@@ -1,5 +1,6 @@
-// Sentences with values in them: words("found {}, {:#x} accepted", a, b). A stand-in for std::format, which the oldest supported
-// compiler (gcc 12) lacks. Knows {} and {:#x} and nothing else.
+// Sentences with values in them: words("found {}, {:#x} accepted", a, b). A stand-in for
+// std::format, which the oldest supported compiler (gcc 12) lacks. Knows {} and {:#x} and nothing
+// else.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@ namespace sm100sim {
 inline void words_into(std::ostringstream& out, std::string_view pattern) { out << pattern; }
 
 template <typename First, typename... Rest>
-void words_into(std::ostringstream& out, std::string_view pattern, const First& first, const Rest&... rest) {
+void words_into(std::ostringstream& out, std::string_view pattern, const First& first,
+                const Rest&... rest) {
   const size_t open = pattern.find('{');
   if (open == std::string_view::npos) {
     out << pattern;

@@ -1,6 +1,7 @@
-// The two descriptors of tcgen05.mma: the 64-bit shared-memory matrix descriptor (also of tcgen05.cp) and the 32-bit instruction
-// descriptor of every kind, decoded from their bits and validated. Sources: PTX ISA 9.0 "Shared memory descriptor", "Instruction
-// descriptor", "Matrix shape"; cute/arch/mma_sm100_desc.hpp.
+// The two descriptors of tcgen05.mma: the 64-bit shared-memory matrix descriptor (also of
+// tcgen05.cp) and the 32-bit instruction descriptor of every kind, decoded from their bits and
+// validated. Sources: PTX ISA 9.0 "Shared memory descriptor", "Instruction descriptor", "Matrix
+// shape"; cute/arch/mma_sm100_desc.hpp.
 #pragma once
 
 #include <cstdint>
@@ -50,15 +51,18 @@ struct InstructionDescriptor {
 
 struct InstructionContext {
   Kind kind;
-  int cta_group;            // 1 or 2
+  int cta_group;  // 1 or 2
   ScaleVector scale_vector = ScaleVector::kDefault;
   bool weight_stationary = false;  // .ws
   bool arch_specific = true;       // sm_100a: kind::i8 and .scale_vec::NX exist; false = sm_100f
 };
 
-InstructionDescriptor decode_instruction_descriptor(uint32_t bits, const InstructionContext& context, Errors* errors);
+InstructionDescriptor decode_instruction_descriptor(uint32_t bits,
+                                                    const InstructionContext& context,
+                                                    Errors* errors);
 
-// Bits of one element in its shared-memory container: 16, 32, 8 (f8f6f4 kinds, whatever the type), or 4 (mxf4 kinds).
+// Bits of one element in its shared-memory container: 16, 32, 8 (f8f6f4 kinds, whatever the type),
+// or 4 (mxf4 kinds).
 int container_bits(Kind kind);
 
 }  // namespace sm100sim::tensorcore

@@ -1,5 +1,6 @@
-// One tcgen05.mma: decode, fetch the operands, accumulate. The three steps are separate so that the machine can place them in time; none of
-// them waits. Arithmetic is arithmetic.h, operand walks operand.h, scale factors scale_factors.h.
+// One tcgen05.mma: decode, fetch the operands, accumulate. The three steps are separate so that the
+// machine can place them in time; none of them waits. Arithmetic is arithmetic.h, operand walks
+// operand.h, scale factors scale_factors.h.
 #pragma once
 
 #include <array>
@@ -21,7 +22,9 @@ struct MmaRequest {
   uint64_t a = 0;  // descriptor, or tensor-memory address when a_in_tmem
   uint64_t b = 0;  // descriptor
   uint32_t instruction = 0;
-  uint32_t scale_a_tmem = 0, scale_b_tmem = 0;  // block-scaled kinds; bits 31:23 are ignored (CuTe keeps the id there)
+  uint32_t scale_a_tmem = 0,
+           scale_b_tmem =
+               0;  // block-scaled kinds; bits 31:23 are ignored (CuTe keeps the id there)
   bool enable_input_d = true;
   int scale_input_d = 0;                          // D * 2^-n first; f16 and tf32 kinds
   std::array<uint32_t, 8> disable_output_lane{};  // words 0-3: the (even) CTA, 4-7: the odd one
@@ -64,11 +67,14 @@ class Mma {
   OperandShape shape_a() const;
   OperandShape shape_b() const;
   void fetch_scale_factors(int cta, TmemPort& tmem);
-  void accumulate_row(int cta, int physical_row, TmemPort& tmem);
+  // Lanes are physical rows; kRows consecutive ones share a partition and a segment.
+  static constexpr int kRows = 8;
+  void accumulate_rows(int cta, int physical_row, TmemPort& tmem);
 
   struct PartitionScales {
     Scales a, b;
     std::vector<uint8_t> b_special;  // of B and of its scales
+    std::vector<uint8_t> b_poison;   // likewise: 0 or 15, as cells of D hold it
   };
 
   MmaRequest request_;

@@ -30,7 +30,8 @@ Decoded decode_code(Format format, uint32_t code) {
   const int smallest = 1 - numerics::info(format).bias;
   const int exponent = std::max(std::ilogb(value), smallest);
   const uint64_t bits = std::bit_cast<uint64_t>(value);
-  const uint64_t significand = (bits & ((uint64_t{1} << 52) - 1)) | uint64_t{1} << 52;  // narrow formats are normal doubles
+  const uint64_t significand =
+      (bits & ((uint64_t{1} << 52) - 1)) | uint64_t{1} << 52;  // narrow formats are normal doubles
   const int lowest = std::ilogb(value) - 52 + std::countr_zero(significand);
   return {value, static_cast<int16_t>(exponent), static_cast<int16_t>(lowest), false};
 }
@@ -58,7 +59,8 @@ struct Sink {
   }
 
   void put(int row, int k, uint32_t code) {
-    const size_t at = static_cast<size_t>(row) * out->row_step + static_cast<size_t>(k) * out->k_step;
+    const size_t at =
+        static_cast<size_t>(row) * out->row_step + static_cast<size_t>(k) * out->k_step;
     if (shape.integer) {
       out->value[at] = shape.is_signed ? static_cast<int8_t>(code) : static_cast<uint8_t>(code);
       return;
@@ -86,7 +88,8 @@ struct Sink {
           put(row, k0 + i, word);
         }
         return;
-      default: break;
+      default:
+        break;
     }
     const int bits = shape.integer ? 8 : numerics::info(shape.format).bits;
     if (bits == 8) {
@@ -106,10 +109,14 @@ struct Sink {
 // Bytes from one line of an atom to the next.
 uint32_t pitch(SwizzleMode mode) {
   switch (mode) {
-    case SwizzleMode::kNone: return 16;
-    case SwizzleMode::k32B: return 32;
-    case SwizzleMode::k64B: return 64;
-    default: return 128;
+    case SwizzleMode::kNone:
+      return 16;
+    case SwizzleMode::k32B:
+      return 32;
+    case SwizzleMode::k64B:
+      return 64;
+    default:
+      return 128;
   }
 }
 
@@ -133,11 +140,16 @@ Operand::Operand(int rows_, int k_, bool k_contiguous)
 uint32_t swizzle_address(SwizzleMode mode, uint32_t address, uint32_t base_offset) {
   const uint32_t phase = address - (base_offset << 7);
   switch (mode) {
-    case SwizzleMode::kNone: return address;
-    case SwizzleMode::k32B: return address ^ (phase >> 3 & 0x10);
-    case SwizzleMode::k64B: return address ^ (phase >> 3 & 0x30);
-    case SwizzleMode::k128B: return address ^ (phase >> 3 & 0x70);
-    case SwizzleMode::k128BAtom32B: return address ^ (phase >> 2 & 0x60);
+    case SwizzleMode::kNone:
+      return address;
+    case SwizzleMode::k32B:
+      return address ^ (phase >> 3 & 0x10);
+    case SwizzleMode::k64B:
+      return address ^ (phase >> 3 & 0x30);
+    case SwizzleMode::k128B:
+      return address ^ (phase >> 3 & 0x70);
+    case SwizzleMode::k128BAtom32B:
+      return address ^ (phase >> 2 & 0x60);
   }
   return address;
 }
@@ -153,12 +165,13 @@ uint32_t mn_major_chunk(const MatrixDescriptor& d, int row_chunk, int k) {
     return (d.start + k % 8 * 16 + k / 8 * d.leading + row_chunk * d.stride) & 0x3FFFF;
   const int chunks = static_cast<int>(pitch(d.swizzle)) / 16;
   const int depth = d.swizzle == SwizzleMode::k128BAtom32B ? 4 : 8;
-  const uint32_t linear = d.start + row_chunk % chunks * 16 + row_chunk / chunks * d.leading + k % depth * pitch(d.swizzle) +
-                          k / depth * d.stride;
+  const uint32_t linear = d.start + row_chunk % chunks * 16 + row_chunk / chunks * d.leading +
+                          k % depth * pitch(d.swizzle) + k / depth * d.stride;
   return swizzle_address(d.swizzle, linear, d.base_offset) & 0x3FFFF;
 }
 
-void fetch_shared(const MatrixDescriptor& descriptor, const OperandShape& shape, int cta, SharedPort& port, int first, Operand* out) {
+void fetch_shared(const MatrixDescriptor& descriptor, const OperandShape& shape, int cta,
+                  SharedPort& port, int first, Operand* out) {
   Sink sink(shape, out);
   uint8_t bytes[16] = {};
   const int per_chunk = 128 / shape.container_bits;
@@ -166,7 +179,8 @@ void fetch_shared(const MatrixDescriptor& descriptor, const OperandShape& shape,
     const int wanted = data_bytes(shape);
     for (int row = 0; row < shape.rows; ++row)
       for (int chunk = 0; chunk * per_chunk < shape.k; ++chunk) {
-        const uint16_t poison = port.read(cta, k_major_chunk(descriptor, row, chunk), bytes, wanted);
+        const uint16_t poison =
+            port.read(cta, k_major_chunk(descriptor, row, chunk), bytes, wanted);
         sink.chunk(first + row, chunk * per_chunk, bytes, poison);
       }
     return;
@@ -185,20 +199,24 @@ void fetch_shared(const MatrixDescriptor& descriptor, const OperandShape& shape,
     }
 }
 
-void fetch_tmem(uint32_t address, const OperandShape& shape, int cta, const std::vector<int>& lanes, TmemPort& port, Operand* out) {
+void fetch_tmem(uint32_t address, const OperandShape& shape, int cta, const std::vector<int>& lanes,
+                TmemPort& port, Operand* out) {
   Sink sink(shape, out);
   const int columns = shape.k * shape.container_bits / 32;  // 8, always
   std::vector<uint32_t> words(columns);
   std::vector<uint8_t> poison(columns);
   const bool bytewise = shape.container_bits == 8;
-  const int bits = bytewise && !shape.integer ? numerics::info(shape.format).bits : shape.container_bits;
+  const int bits =
+      bytewise && !shape.integer ? numerics::info(shape.format).bits : shape.container_bits;
   for (size_t row = 0; row < lanes.size(); ++row) {
     port.read(cta, lanes[row], address_column(address), columns, words.data(), poison.data());
     for (int i = 0; i < columns; ++i) {
       if (poison[i]) out->poisoned[row] = 1;
       const int per_word = 32 / shape.container_bits;
       for (int j = 0; j < per_word; ++j) {
-        uint32_t code = shape.container_bits == 32 ? words[i] : words[i] >> (j * shape.container_bits) & ((1u << shape.container_bits) - 1);
+        uint32_t code = shape.container_bits == 32 ? words[i]
+                                                   : words[i] >> (j * shape.container_bits) &
+                                                         ((1u << shape.container_bits) - 1);
         if (bytewise && bits == 4) code = code >> 2 & 0xF;
         if (bytewise && bits == 6) code &= 0x3F;
         sink.put(static_cast<int>(row), i * per_word + j, code);
@@ -207,18 +225,23 @@ void fetch_tmem(uint32_t address, const OperandShape& shape, int cta, const std:
   }
 }
 
-void shared_footprint(const MatrixDescriptor& descriptor, const OperandShape& shape, int cta, std::vector<SharedRange>* out) {
+void shared_footprint(const MatrixDescriptor& descriptor, const OperandShape& shape, int cta,
+                      std::vector<SharedRange>* out) {
   const int per_chunk = 128 / shape.container_bits;
   std::vector<uint32_t> chunks;
-  const int outer = shape.mn_major ? shape.k : shape.rows, inner = shape.mn_major ? shape.rows : shape.k;
+  const int outer = shape.mn_major ? shape.k : shape.rows,
+            inner = shape.mn_major ? shape.rows : shape.k;
   for (int i = 0; i < outer; ++i)
     for (int chunk = 0; chunk * per_chunk < inner; ++chunk)
-      chunks.push_back(shape.mn_major ? mn_major_chunk(descriptor, chunk, i) : k_major_chunk(descriptor, i, chunk));
+      chunks.push_back(shape.mn_major ? mn_major_chunk(descriptor, chunk, i)
+                                      : k_major_chunk(descriptor, i, chunk));
   std::sort(chunks.begin(), chunks.end());
   chunks.erase(std::unique(chunks.begin(), chunks.end()), chunks.end());
   for (uint32_t at : chunks) {
-    if (!out->empty() && out->back().cta == cta && out->back().address + out->back().bytes == at) out->back().bytes += 16;
-    else out->push_back({cta, at, 16});
+    if (!out->empty() && out->back().cta == cta && out->back().address + out->back().bytes == at)
+      out->back().bytes += 16;
+    else
+      out->push_back({cta, at, 16});
   }
 }
 

@@ -8,10 +8,12 @@
 
 namespace sm100sim::tensorcore {
 
-ScaleCell scale_cell(int row, int block, int id, int partition) { return {partition * 32 + row % 32, row / 32, id + block}; }
+ScaleCell scale_cell(int row, int block, int id, int partition) {
+  return {partition * 32 + row % 32, row / 32, id + block};
+}
 
-Scales fetch_scales(uint32_t address, numerics::Format format, int rows, int stride, int id, int count, int partition, int cta,
-                    TmemPort& port) {
+Scales fetch_scales(uint32_t address, numerics::Format format, int rows, int stride, int id,
+                    int count, int partition, int cta, TmemPort& port) {
   Scales out;
   out.rows = rows;
   out.count = count;
@@ -37,7 +39,8 @@ Scales fetch_scales(uint32_t address, numerics::Format format, int rows, int str
           out.special[row] = 1;
         } else if (value != 0) {
           const int exponent = std::ilogb(value);  // UE8M0 has no subnormals: its code 0 is 2^-127
-          out.exponent[at] = static_cast<int16_t>(format == numerics::Format::kUe8m0 ? exponent : std::max(exponent, smallest));
+          out.exponent[at] = static_cast<int16_t>(
+              format == numerics::Format::kUe8m0 ? exponent : std::max(exponent, smallest));
         }
         if (poison[column] >> byte & 1) out.poisoned[row] = 1;
       }

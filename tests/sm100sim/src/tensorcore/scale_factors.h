@@ -1,5 +1,6 @@
-// Scale factors in tensor memory: which byte of which word scales row m of A, or column n of B, in K block j (PTX ISA "Block scaling";
-// CuTe tmem_sf_frg). A copy must stand in every 32-lane partition; each partition's datapath reads its own.
+// Scale factors in tensor memory: which byte of which word scales row m of A, or column n of B, in
+// K block j (PTX ISA "Block scaling"; CuTe tmem_sf_frg). A copy must stand in every 32-lane
+// partition; each partition's datapath reads its own.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,9 @@ struct ScaleCell {
   int byte;
 };
 
-// Where 32-lane partition `partition` reads the scale of row `row` (counted from the first row that this partition's half holds) in block
-// `block` of the instruction's K. `id` is SFA_ID or SFB_ID: a byte offset for one scale a row, a half word for two, 0 for four.
+// Where 32-lane partition `partition` reads the scale of row `row` (counted from the first row that
+// this partition's half holds) in block `block` of the instruction's K. `id` is SFA_ID or SFB_ID: a
+// byte offset for one scale a row, a half word for two, 0 for four.
 ScaleCell scale_cell(int row, int block, int id, int partition);
 
 struct Scales {
@@ -29,8 +31,8 @@ struct Scales {
   std::vector<uint8_t> poisoned;  // per row
 };
 
-Scales fetch_scales(uint32_t address, numerics::Format format, int rows, int stride, int id, int count, int partition, int cta,
-                    TmemPort& port);
+Scales fetch_scales(uint32_t address, numerics::Format format, int rows, int stride, int id,
+                    int count, int partition, int cta, TmemPort& port);
 
 // Columns that the scales of `rows` rows span.
 constexpr int scale_columns(int rows) { return (rows + 31) / 32; }

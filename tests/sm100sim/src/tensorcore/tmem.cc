@@ -30,10 +30,13 @@ int Tmem::allocate(int columns, int owner) {
 
 bool Tmem::deallocate(int column, int columns, int owner, std::string* why) {
   std::string wrong = check_allocation_size(static_cast<uint32_t>(columns));
-  if (wrong.empty() && (column < 0 || column >= kTmemColumns || size_[column] == 0 || owner_[column] != owner))
-    wrong = sm100sim::words("tcgen05.dealloc: column {} does not start an allocation of this CTA", column);
+  if (wrong.empty() &&
+      (column < 0 || column >= kTmemColumns || size_[column] == 0 || owner_[column] != owner))
+    wrong = sm100sim::words("tcgen05.dealloc: column {} does not start an allocation of this CTA",
+                            column);
   if (wrong.empty() && size_[column] != columns)
-    wrong = sm100sim::words("tcgen05.dealloc: {} columns found, the allocation at column {} has {}", columns, column, size_[column]);
+    wrong = sm100sim::words("tcgen05.dealloc: {} columns found, the allocation at column {} has {}",
+                            columns, column, size_[column]);
   if (!wrong.empty()) {
     if (why) *why = wrong;
     return false;
@@ -44,11 +47,14 @@ bool Tmem::deallocate(int column, int columns, int owner, std::string* why) {
   return true;
 }
 
-int Tmem::allocated_columns(int owner) const { return static_cast<int>(std::count(owner_.begin(), owner_.end(), owner)); }
+int Tmem::allocated_columns(int owner) const {
+  return static_cast<int>(std::count(owner_.begin(), owner_.end(), owner));
+}
 
 std::string check_allocation_size(uint32_t columns) {
   if (columns >= 32 && columns <= 512 && (columns & (columns - 1)) == 0) return {};
-  return sm100sim::words("number of tensor-memory columns: {} found; a power of two in 32..512 accepted", columns);
+  return sm100sim::words(
+      "number of tensor-memory columns: {} found; a power of two in 32..512 accepted", columns);
 }
 
 }  // namespace sm100sim::tensorcore

@@ -1,5 +1,6 @@
-// The tensor memory of one SM: 128 lanes x 512 columns of 32-bit words, each byte with a poison bit, and the allocation map of
-// tcgen05.alloc/dealloc. Blocking, permits and pairs of CTAs are the machine's; this says only what is free.
+// The tensor memory of one SM: 128 lanes x 512 columns of 32-bit words, each byte with a poison
+// bit, and the allocation map of tcgen05.alloc/dealloc. Blocking, permits and pairs of CTAs are the
+// machine's; this says only what is free.
 #pragma once
 
 #include <array>
@@ -23,9 +24,11 @@ class Tmem {
   uint8_t* poison(int lane) { return &poison_[lane * kTmemColumns]; }
   const uint8_t* poison(int lane) const { return &poison_[lane * kTmemColumns]; }
 
-  // Column of the lowest free run that fits at a multiple of `columns`, or -1 when there is none (the caller waits). `owner` is any id.
+  // Column of the lowest free run that fits at a multiple of `columns`, or -1 when there is none
+  // (the caller waits). `owner` is any id.
   int allocate(int columns, int owner);
-  // Frees what `allocate` gave to this owner at this column and poisons it. False and words otherwise.
+  // Frees what `allocate` gave to this owner at this column and poisons it. False and words
+  // otherwise.
   bool deallocate(int column, int columns, int owner, std::string* why);
   // Owner of a column, -1 when free.
   int owner(int column) const { return owner_[column]; }

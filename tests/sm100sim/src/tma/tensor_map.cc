@@ -32,7 +32,9 @@ uint16_t checksum(const Object& object) {
   return static_cast<uint16_t>(sum);
 }
 
-bool padded(ElementType type) { return type == ElementType::k16U4Align16 || type == ElementType::k16U6Align16; }
+bool padded(ElementType type) {
+  return type == ElementType::k16U4Align16 || type == ElementType::k16U6Align16;
+}
 
 bool floating(ElementType type) {
   switch (type) {
@@ -42,14 +44,17 @@ bool floating(ElementType type) {
     case ElementType::kBf16:
     case ElementType::kF32Ftz:
     case ElementType::kTf32:
-    case ElementType::kTf32Ftz: return true;
-    default: return false;
+    case ElementType::kTf32Ftz:
+      return true;
+    default:
+      return false;
   }
 }
 
 // Empty when cuTensorMapEncodeTiled accepts the arguments.
 std::string judge(const void* object, const EncodeArguments& a) {
-  if (reinterpret_cast<uintptr_t>(object) % 64) return "tensorMap: address not a multiple of 64; align the CUtensorMap to 64 bytes";
+  if (reinterpret_cast<uintptr_t>(object) % 64)
+    return "tensorMap: address not a multiple of 64; align the CUtensorMap to 64 bytes";
   if (a.type > 15) return words("tensorDataType: {} found, 0..15 accepted", a.type);
   const auto type = static_cast<ElementType>(a.type);
   if (a.rank < 1 || a.rank > 5) return words("tensorRank: {} found, 1..5 accepted", a.rank);
@@ -62,45 +67,58 @@ std::string judge(const void* object, const EncodeArguments& a) {
   if (interleave != Interleave::kNone && a.rank < 3)
     return words("tensorRank: {} found; an interleaved tensor needs 3, 4 or 5", a.rank);
   if (!a.dim || !a.box || !a.element_stride || (a.rank > 1 && !a.stride))
-    return "globalDim, globalStrides, boxDim, elementStrides: a null pointer found; give arrays of tensorRank values "
+    return "globalDim, globalStrides, boxDim, elementStrides: a null pointer found; give arrays of "
+           "tensorRank values "
            "(globalStrides: tensorRank - 1)";
   const bool wide = padded(type) || interleave == Interleave::k32B;
   const uint64_t alignment = wide ? 32 : 16;
   if (a.address % alignment)
-    return words("globalAddress: {:#x} found; a multiple of {} accepted for {}{}", a.address, alignment, name(type),
-                       interleave == Interleave::k32B ? " with 32-byte interleave" : "");
+    return words("globalAddress: {:#x} found; a multiple of {} accepted for {}{}", a.address,
+                 alignment, name(type),
+                 interleave == Interleave::k32B ? " with 32-byte interleave" : "");
   for (uint32_t i = 0; i < a.rank; ++i)
     if (a.dim[i] == 0 || a.dim[i] > (uint64_t{1} << 32))
       return words("globalDim[{}]: {} found, 1..2^32 accepted", i, a.dim[i]);
   if (padded(type) && a.dim[0] % 128)
-    return words("globalDim[0]: {} found; a multiple of 128 elements accepted for {}", a.dim[0], name(type));
+    return words("globalDim[0]: {} found; a multiple of 128 elements accepted for {}", a.dim[0],
+                 name(type));
   if (type == ElementType::k16U4Align8 && a.dim[0] % 2)
-    return words("globalDim[0]: {} found; a multiple of 2 elements accepted for {}", a.dim[0], name(type));
+    return words("globalDim[0]: {} found; a multiple of 2 elements accepted for {}", a.dim[0],
+                 name(type));
   for (uint32_t i = 0; i + 1 < a.rank; ++i)
     if (a.stride[i] % alignment || a.stride[i] >= (uint64_t{1} << 40))
-      return words("globalStrides[{}]: {} found; a multiple of {} below 2^40 accepted", i, a.stride[i], alignment);
+      return words("globalStrides[{}]: {} found; a multiple of {} below 2^40 accepted", i,
+                   a.stride[i], alignment);
   for (uint32_t i = 0; i < a.rank; ++i)
-    if (a.box[i] == 0 || a.box[i] > 256) return words("boxDim[{}]: {} found, 1..256 accepted", i, a.box[i]);
+    if (a.box[i] == 0 || a.box[i] > 256)
+      return words("boxDim[{}]: {} found, 1..256 accepted", i, a.box[i]);
   const uint64_t inner_bytes = static_cast<uint64_t>(a.box[0]) * global_bits(type) / 8;
   if (padded(type) && a.box[0] != 128)
     return words("boxDim[0]: {} found; exactly 128 elements accepted for {}", a.box[0], name(type));
   if (interleave == Interleave::kNone && a.box[0] * static_cast<uint64_t>(global_bits(type)) % 128)
-    return words("boxDim[0]: {} elements of {} found; a multiple of 16 bytes accepted", a.box[0], name(type));
+    return words("boxDim[0]: {} elements of {} found; a multiple of 16 bytes accepted", a.box[0],
+                 name(type));
   for (uint32_t i = interleave == Interleave::kNone ? 1 : 0; i < a.rank; ++i)
     if (a.element_stride[i] == 0 || a.element_stride[i] > 8)
       return words("elementStrides[{}]: {} found, 1..8 accepted", i, a.element_stride[i]);
   if (interleave == Interleave::k32B && swizzle != Swizzle::k32B)
-    return words("swizzle: {} found; only the 32-byte swizzle (1) accepted with 32-byte interleave", a.swizzle);
-  if (interleave == Interleave::kNone && swizzle != Swizzle::kNone && inner_bytes > static_cast<uint64_t>(swizzle_span(swizzle)))
-    return words("boxDim[0]: {} bytes found; at most {} accepted with swizzle {}; split the box", inner_bytes,
-                       swizzle_span(swizzle), a.swizzle);
+    return words("swizzle: {} found; only the 32-byte swizzle (1) accepted with 32-byte interleave",
+                 a.swizzle);
+  if (interleave == Interleave::kNone && swizzle != Swizzle::kNone &&
+      inner_bytes > static_cast<uint64_t>(swizzle_span(swizzle)))
+    return words("boxDim[0]: {} bytes found; at most {} accepted with swizzle {}; split the box",
+                 inner_bytes, swizzle_span(swizzle), a.swizzle);
   if (type == ElementType::k16U6Align16 && interleave != Interleave::kNone)
     return "interleave: only none accepted for 16U6_ALIGN16B";
-  if (type == ElementType::k16U4Align16 && swizzle != Swizzle::kNone && swizzle != Swizzle::k128B && swizzle != Swizzle::k128BAtom32B)
-    return words("swizzle: {} found; none, 128B and 128B_ATOM_32B accepted for 16U4_ALIGN16B", a.swizzle);
+  if (type == ElementType::k16U4Align16 && swizzle != Swizzle::kNone && swizzle != Swizzle::k128B &&
+      swizzle != Swizzle::k128BAtom32B)
+    return words("swizzle: {} found; none, 128B and 128B_ATOM_32B accepted for 16U4_ALIGN16B",
+                 a.swizzle);
   if (type == ElementType::k16U6Align16 && swizzle != Swizzle::kNone && swizzle != Swizzle::k128B &&
       swizzle != Swizzle::k128BAtom32B && swizzle != Swizzle::k128BAtom64B)
-    return words("swizzle: {} found; none, 128B, 128B_ATOM_32B and 128B_ATOM_64B accepted for 16U6_ALIGN16B", a.swizzle);
+    return words(
+        "swizzle: {} found; none, 128B, 128B_ATOM_32B and 128B_ATOM_64B accepted for 16U6_ALIGN16B",
+        a.swizzle);
   if (a.fill == 1 && !floating(type))
     return words("oobFill: NaN found; accepted for floating-point types only, not {}", name(type));
   return {};
@@ -125,7 +143,8 @@ EncodeResult encode_tiled(void* object, const EncodeArguments& a) {
     if (i) out.stride[i - 1] = a.stride[i - 1];
     out.dim_minus_1[i] = static_cast<uint32_t>(a.dim[i] - 1);
     out.box[i] = static_cast<uint16_t>(a.box[i]);
-    out.element_stride[i] = static_cast<uint8_t>(i == 0 && a.interleave == 0 ? 1 : a.element_stride[i]);
+    out.element_stride[i] =
+        static_cast<uint8_t>(i == 0 && a.interleave == 0 ? 1 : a.element_stride[i]);
   }
   out.check = checksum(out);
   std::memcpy(object, &out, sizeof out);
@@ -136,7 +155,10 @@ std::optional<TensorMap> decode(const void* bytes, std::string* why) {
   Object in;
   std::memcpy(&in, bytes, sizeof in);
   if (in.magic != kMagic || in.check != checksum(in)) {
-    if (why) *why = "the 128 bytes are not a tensor map made by cuTensorMapEncodeTiled (wrong address, or overwritten)";
+    if (why)
+      *why =
+          "the 128 bytes are not a tensor map made by cuTensorMapEncodeTiled (wrong address, or "
+          "overwritten)";
     return std::nullopt;
   }
   TensorMap map;
@@ -164,42 +186,61 @@ int global_bits(ElementType type) {
 int shared_bits(ElementType type) { return padded(type) ? 8 : global_bits(type); }
 
 const char* name(ElementType type) {
-  constexpr const char* kNames[] = {"UINT8",  "UINT16",   "UINT32",      "INT32",    "UINT64",        "INT64",        "FLOAT16",       "FLOAT32",
-                                    "FLOAT64", "BFLOAT16", "FLOAT32_FTZ", "TFLOAT32", "TFLOAT32_FTZ", "16U4_ALIGN8B", "16U4_ALIGN16B", "16U6_ALIGN16B"};
+  constexpr const char* kNames[] = {
+      "UINT8",        "UINT16",       "UINT32",        "INT32",        "UINT64",      "INT64",
+      "FLOAT16",      "FLOAT32",      "FLOAT64",       "BFLOAT16",     "FLOAT32_FTZ", "TFLOAT32",
+      "TFLOAT32_FTZ", "16U4_ALIGN8B", "16U4_ALIGN16B", "16U6_ALIGN16B"};
   return kNames[static_cast<int>(type)];
 }
 
 uint32_t swizzle_address(Swizzle swizzle, uint32_t address) {
   switch (swizzle) {
-    case Swizzle::kNone: return address;
-    case Swizzle::k32B: return address ^ (address >> 3 & 0x10);
-    case Swizzle::k64B: return address ^ (address >> 3 & 0x30);
-    case Swizzle::k128B: return address ^ (address >> 3 & 0x70);
-    case Swizzle::k128BAtom32B: return address ^ (address >> 2 & 0x60);
-    case Swizzle::k128BAtom32BFlip8B: return address ^ (address >> 2 & 0x60) ^ (address >> 4 & 0x08);
-    case Swizzle::k128BAtom64B: return address ^ (address >> 1 & 0x40);
+    case Swizzle::kNone:
+      return address;
+    case Swizzle::k32B:
+      return address ^ (address >> 3 & 0x10);
+    case Swizzle::k64B:
+      return address ^ (address >> 3 & 0x30);
+    case Swizzle::k128B:
+      return address ^ (address >> 3 & 0x70);
+    case Swizzle::k128BAtom32B:
+      return address ^ (address >> 2 & 0x60);
+    case Swizzle::k128BAtom32BFlip8B:
+      return address ^ (address >> 2 & 0x60) ^ (address >> 4 & 0x08);
+    case Swizzle::k128BAtom64B:
+      return address ^ (address >> 1 & 0x40);
   }
   return address;
 }
 
 int swizzle_span(Swizzle swizzle) {
   switch (swizzle) {
-    case Swizzle::kNone: return 0;
-    case Swizzle::k32B: return 32;
-    case Swizzle::k64B: return 64;
-    default: return 128;
+    case Swizzle::kNone:
+      return 0;
+    case Swizzle::k32B:
+      return 32;
+    case Swizzle::k64B:
+      return 64;
+    default:
+      return 128;
   }
 }
 
 uint32_t swizzle_pattern_bytes(Swizzle swizzle) {
   switch (swizzle) {
-    case Swizzle::kNone: return 16;
-    case Swizzle::k32B: return 256;
-    case Swizzle::k64B: return 512;
-    case Swizzle::k128B: return 1024;
+    case Swizzle::kNone:
+      return 16;
+    case Swizzle::k32B:
+      return 256;
+    case Swizzle::k64B:
+      return 512;
+    case Swizzle::k128B:
+      return 1024;
     case Swizzle::k128BAtom32B:
-    case Swizzle::k128BAtom32BFlip8B: return 512;
-    case Swizzle::k128BAtom64B: return 256;
+    case Swizzle::k128BAtom32BFlip8B:
+      return 512;
+    case Swizzle::k128BAtom64B:
+      return 256;
   }
   return 16;
 }

@@ -1,6 +1,6 @@
-// What a tensor map says, and the checks of cuTensorMapEncodeTiled (CUDA driver API 13.0, "Tensor Map Object Management"). The
-// 128 bytes are our own: the driver's encoding is not published, so a map is made here and read here. How a box turns into byte
-// moves is box.h.
+// What a tensor map says, and the checks of cuTensorMapEncodeTiled (CUDA driver API 13.0, "Tensor
+// Map Object Management"). The 128 bytes are our own: the driver's encoding is not published, so a
+// map is made here and read here. How a box turns into byte moves is box.h.
 #pragma once
 
 #include <array>
@@ -14,18 +14,41 @@ inline constexpr int kMaxRank = 5;
 
 // Values are the driver's enumerators.
 enum class ElementType : uint8_t {
-  kU8, kU16, kU32, kS32, kU64, kS64, kF16, kF32, kF64, kBf16, kF32Ftz, kTf32, kTf32Ftz, k16U4Align8, k16U4Align16, k16U6Align16
+  kU8,
+  kU16,
+  kU32,
+  kS32,
+  kU64,
+  kS64,
+  kF16,
+  kF32,
+  kF64,
+  kBf16,
+  kF32Ftz,
+  kTf32,
+  kTf32Ftz,
+  k16U4Align8,
+  k16U4Align16,
+  k16U6Align16
 };
 enum class Interleave : uint8_t { kNone, k16B, k32B };
-enum class Swizzle : uint8_t { kNone, k32B, k64B, k128B, k128BAtom32B, k128BAtom32BFlip8B, k128BAtom64B };
+enum class Swizzle : uint8_t {
+  kNone,
+  k32B,
+  k64B,
+  k128B,
+  k128BAtom32B,
+  k128BAtom32BFlip8B,
+  k128BAtom64B
+};
 enum class Fill : uint8_t { kZero, kNan };
 
 struct TensorMap {
   ElementType type = ElementType::kU8;
   int rank = 1;
   uint64_t address = 0;
-  std::array<uint64_t, kMaxRank> dim{};      // elements
-  std::array<uint64_t, kMaxRank> stride{};   // bytes; stride[0] is unused: dimension 0 is contiguous
+  std::array<uint64_t, kMaxRank> dim{};     // elements
+  std::array<uint64_t, kMaxRank> stride{};  // bytes; stride[0] is unused: dimension 0 is contiguous
   std::array<uint32_t, kMaxRank> box{};
   std::array<uint32_t, kMaxRank> element_stride{};
   Interleave interleave = Interleave::kNone;
@@ -34,7 +57,8 @@ struct TensorMap {
   Fill fill = Fill::kZero;
 };
 
-// The arguments as the driver gets them (enumerators as plain integers, so that illegal values can be judged).
+// The arguments as the driver gets them (enumerators as plain integers, so that illegal values can
+// be judged).
 struct EncodeArguments {
   uint32_t type, rank;
   uint64_t address;
@@ -56,14 +80,15 @@ EncodeResult encode_tiled(void* object, const EncodeArguments& arguments);
 // Reads them back; nothing when the bytes are no map (the string says what is wrong).
 std::optional<TensorMap> decode(const void* object, std::string* why);
 
-// Bits of one element in global memory, and in shared memory (they differ for the padded types: 4 -> 8, 6 -> 8).
+// Bits of one element in global memory, and in shared memory (they differ for the padded types: 4
+// -> 8, 6 -> 8).
 int global_bits(ElementType type);
 int shared_bits(ElementType type);
 const char* name(ElementType type);
 
 // Address bits that a swizzle XORs, and the span of bytes it permutes.
 uint32_t swizzle_address(Swizzle swizzle, uint32_t address);
-int swizzle_span(Swizzle swizzle);         // 0 for none
+int swizzle_span(Swizzle swizzle);                // 0 for none
 uint32_t swizzle_pattern_bytes(Swizzle swizzle);  // after which the pattern repeats
 
 }  // namespace sm100sim::tma
