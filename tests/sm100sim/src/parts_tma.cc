@@ -47,6 +47,13 @@ void bind_tma(nb::module_& m) {
     return nb::make_tuple(result.code, result.why,
                           nb::bytes(reinterpret_cast<char*>(object + misalign), 128));
   });
+  m.def("replace_field", [](nb::bytes object, int field, int ordinal, uint64_t value) {
+    alignas(64) uint8_t bytes[128];
+    std::memcpy(bytes, object.c_str(), 128);
+    std::string why;
+    replace_field(bytes, static_cast<MapField>(field), ordinal, value, &why);
+    return nb::make_tuple(nb::bytes(reinterpret_cast<char*>(bytes), 128), why);
+  });
   m.def("plan", [](nb::bytes object, int direction, int mode, std::vector<int32_t> coordinates,
                    uint32_t shared) {
     std::string why;

@@ -381,6 +381,44 @@ def test_bytes_that_are_no_map_are_refused():
         parts.plan(bytes(raw), LOAD, TILE, [0, 0], 0)
 
 
+ADDRESS, RANK, BOX, DIM, STRIDE, ELEMENT_STRIDE, TYPE, INTERLEAVE, MODE, ATOMICITY, FILL = range(11)
+
+
+def test_kernels_may_replace_fields_of_a_map():
+    raw = ok_map(U8, [128, 64], [64, 4], stride=[128])
+    memory = np.random.default_rng(7).integers(1, 256, 4096, dtype=np.uint8)
+    for field, ordinal, value in [(ADDRESS, 0, BASE + 512), (DIM, 1, 3), (STRIDE, 0, 256)]:
+        raw, why = parts.replace_field(raw, field, ordinal, value)
+        assert why == ""
+    plan = parts.plan(raw, LOAD, TILE, [64, 0], 0)
+    shared, _ = apply_load(plan, memory, np.ones(256, np.uint8))
+    rows = [memory[512 + 256 * i + 64 :][:64] for i in range(3)]
+    np.testing.assert_array_equal(shared.reshape(4, 64), [*rows, np.zeros(64)])
+    swizzled_map, why = parts.replace_field(raw, MODE, 0, 3)
+    assert why == "" and parts.plan(swizzled_map, LOAD, TILE, [0, 0], 0)["errors"] == []
+    # PTX's codes of element types are not the driver's: 9 is f64 there.
+    double, why = parts.replace_field(ok_map(U64, [64], [32]), TYPE, 0, 9)
+    assert why == "" and parts.plan(double, LOAD, TILE, [0], 0)["tx"] == 256
+
+
+def test_replaced_fields_are_judged_when_the_map_is_used():
+    raw = ok_map(U8, [128, 64], [64, 4], stride=[128])
+    for field, ordinal, value, word in [(STRIDE, 0, 120, "globalStrides"), (BOX, 1, 300, "boxDim")]:
+        changed, why = parts.replace_field(raw, field, ordinal, value)
+        assert why == ""
+        with pytest.raises(ValueError, match=word):
+            parts.plan(changed, LOAD, TILE, [0, 0], 0)
+    for field, ordinal, value in [
+        (RANK, 0, 5),
+        (MODE, 0, 4),
+        (ATOMICITY, 0, 1),
+        (STRIDE, 4, 16),
+        (TYPE, 0, 16),
+    ]:
+        assert parts.replace_field(raw, field, ordinal, value)[1].startswith("tensormap.replace")
+    assert "not a tensor map" in parts.replace_field(bytes(128), DIM, 0, 1)[1]
+
+
 def test_bulk_copies_need_sixteen_byte_granularity():
     assert parts.plan_bulk(32, 64, 48)["tx"] == 48
     for arguments in [(8, 64, 48), (32, 68, 48), (32, 64, 40)]:

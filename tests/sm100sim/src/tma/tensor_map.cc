@@ -25,6 +25,10 @@ struct Object {
 };
 static_assert(sizeof(Object) == 128);
 
+constexpr const char* kNoMap =
+    "the 128 bytes are not a tensor map made by cuTensorMapEncodeTiled (wrong address, or "
+    "overwritten)";
+
 uint16_t checksum(const Object& object) {
   const auto* bytes = reinterpret_cast<const uint8_t*>(&object);
   uint32_t sum = 0xACE1;
@@ -139,6 +143,7 @@ EncodeResult encode_tiled(void* object, const EncodeArguments& a) {
   out.l2_promotion = static_cast<uint8_t>(a.l2_promotion);
   out.fill = static_cast<uint8_t>(a.fill);
   out.address = a.address;
+  for (int i = 0; i < kMaxRank; ++i) out.box[i] = out.element_stride[i] = 1;  // unused dimensions
   for (uint32_t i = 0; i < a.rank; ++i) {
     if (i) out.stride[i - 1] = a.stride[i - 1];
     out.dim_minus_1[i] = static_cast<uint32_t>(a.dim[i] - 1);
@@ -155,17 +160,14 @@ std::optional<TensorMap> decode(const void* bytes, std::string* why) {
   Object in;
   std::memcpy(&in, bytes, sizeof in);
   if (in.magic != kMagic || in.check != checksum(in)) {
-    if (why)
-      *why =
-          "the 128 bytes are not a tensor map made by cuTensorMapEncodeTiled (wrong address, or "
-          "overwritten)";
+    if (why) *why = kNoMap;
     return std::nullopt;
   }
   TensorMap map;
   map.type = static_cast<ElementType>(in.type);
   map.rank = in.rank;
   map.address = in.address;
-  for (int i = 0; i < map.rank; ++i) {
+  for (int i = 0; i < kMaxRank; ++i) {
     map.dim[i] = uint64_t{in.dim_minus_1[i]} + 1;
     map.stride[i] = i ? in.stride[i - 1] : 0;
     map.box[i] = in.box[i];
@@ -175,7 +177,79 @@ std::optional<TensorMap> decode(const void* bytes, std::string* why) {
   map.swizzle = static_cast<Swizzle>(in.swizzle);
   map.l2_promotion = in.l2_promotion;
   map.fill = static_cast<Fill>(in.fill);
+  const std::string wrong = judge(
+      nullptr, {in.type, in.rank, in.address, map.dim.data(), map.stride.data() + 1, map.box.data(),
+                map.element_stride.data(), in.interleave, in.swizzle, in.l2_promotion, in.fill});
+  if (!wrong.empty()) {
+    if (why) *why = "tensor map changed by tensormap.replace: " + wrong;
+    return std::nullopt;
+  }
   return map;
+}
+
+bool replace_field(void* object, MapField field, int ordinal, uint64_t value, std::string* why) {
+  Object map;
+  std::memcpy(&map, object, sizeof map);
+  std::string wrong;
+  if (map.magic != kMagic || map.check != checksum(map)) wrong = kNoMap;
+  const int ordinals = field == MapField::kGlobalStride ? kMaxRank - 1 : kMaxRank;
+  if (ordinal < 0 || ordinal >= ordinals)
+    wrong = words("ordinal: {} found, 0..{} accepted", ordinal, ordinals - 1);
+  // PTX orders the element types differently from the driver: f32.ftz stands before f64.
+  constexpr uint8_t kTypes[] = {0, 1, 2, 3, 4, 5, 6, 7, 10, 8, 9, 11, 12, 13, 14, 15};
+  const int mode = map.swizzle < 3 ? map.swizzle : 3;
+  const int atom = map.swizzle <= 3 ? 0 : map.swizzle - 3;
+  auto code = [&](uint64_t limit) {
+    if (value >= limit) wrong = words("new_val: {} found, 0..{} accepted", value, limit - 1);
+    return static_cast<uint8_t>(value);
+  };
+  auto swizzle_of = [&](uint64_t new_mode, uint64_t new_atom) {
+    if (new_mode < 3 && new_atom)
+      wrong = words("new_val: {} found; only the 128-byte swizzle has atomicities", value);
+    return static_cast<uint8_t>(new_mode < 3 ? new_mode : 3 + new_atom);
+  };
+  switch (field) {
+    case MapField::kGlobalAddress:
+      map.address = value;
+      break;
+    case MapField::kRank:
+      map.rank = static_cast<uint8_t>(code(kMaxRank) + 1);
+      break;
+    case MapField::kBoxDim:
+      map.box[ordinal] = static_cast<uint16_t>(value > 0xFFFF ? 0xFFFF : value);
+      break;
+    case MapField::kGlobalDim:
+      map.dim_minus_1[ordinal] = static_cast<uint32_t>(value - 1);
+      break;
+    case MapField::kGlobalStride:
+      map.stride[ordinal] = value;
+      break;
+    case MapField::kElementStride:
+      map.element_stride[ordinal] = static_cast<uint8_t>(value > 0xFF ? 0xFF : value);
+      break;
+    case MapField::kElementType:
+      map.type = kTypes[code(16) & 15];
+      break;
+    case MapField::kInterleave:
+      map.interleave = code(3);
+      break;
+    case MapField::kSwizzleMode:
+      map.swizzle = swizzle_of(code(4), value < 3 ? 0 : atom);
+      break;
+    case MapField::kSwizzleAtomicity:
+      map.swizzle = swizzle_of(mode, code(4));
+      break;
+    case MapField::kFillMode:
+      map.fill = code(2);
+      break;
+  }
+  if (!wrong.empty()) {
+    if (why) *why = "tensormap.replace: " + wrong;
+    return false;
+  }
+  map.check = checksum(map);
+  std::memcpy(object, &map, sizeof map);
+  return true;
 }
 
 int global_bits(ElementType type) {

@@ -77,8 +77,28 @@ struct EncodeResult {
 // Writes 128 bytes at `object`, which must be 64-byte aligned.
 EncodeResult encode_tiled(void* object, const EncodeArguments& arguments);
 
-// Reads them back; nothing when the bytes are no map (the string says what is wrong).
+// Reads them back; nothing when the bytes are no map, or one that a kernel changed against the
+// rules of encode_tiled (the string says what is wrong).
 std::optional<TensorMap> decode(const void* object, std::string* why);
+
+// tensormap.replace.tile: rewrites one field of a map in place. Values are PTX's: byte strides,
+// element counts, the rank minus one, and the codes of "tensormap.replace" Table "new_val". False
+// and words when the bytes are no map or the value has no meaning; the driver's rules are judged by
+// decode().
+enum class MapField : uint8_t {
+  kGlobalAddress,
+  kRank,
+  kBoxDim,
+  kGlobalDim,
+  kGlobalStride,
+  kElementStride,
+  kElementType,
+  kInterleave,
+  kSwizzleMode,
+  kSwizzleAtomicity,
+  kFillMode,
+};
+bool replace_field(void* object, MapField field, int ordinal, uint64_t value, std::string* why);
 
 // Bits of one element in global memory, and in shared memory (they differ for the padded types: 4
 // -> 8, 6 -> 8).
