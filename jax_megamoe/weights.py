@@ -10,12 +10,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jax_megamoe import _native, formats, layouts, validation
 
@@ -281,8 +283,31 @@ def _check_buildable(implementation: str) -> None:
         validation.check_sm100_built(bool(_native.build_info()["sm100"]))
 
 
-_prepare_jitted = jax.jit(_prepare, static_argnames="implementation")
-_unprepare_jitted = jax.jit(_unprepare)
+@functools.partial(jax.jit, static_argnames="implementation")
+def _prepare_jitted(weights: ExpertWeights, implementation: str) -> PreparedWeights:
+    prepared: PreparedWeights = _on_any_mesh(
+        lambda weights: _prepare(weights, implementation), weights, weights.gate_up_proj.ndim - 2
+    )
+    return prepared
+
+
+@jax.jit
+def _unprepare_jitted(prepared: PreparedWeights) -> ExpertWeights:
+    weights: ExpertWeights = _on_any_mesh(_unprepare, prepared, 1)
+    return weights
+
+
+def _on_any_mesh(function: Callable[[Any], Any], weights: Any, lead: int) -> Any:
+    """function(weights), its `lead` leading axes sharded as before; on Explicit axes too, where
+    each reshape of a layout would have to say how its result is sharded.
+    """
+    sharding = jax.typeof(weights.gate_up_proj).sharding
+    kinds = zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True)
+    explicit = tuple(name for name, kind in kinds if kind == AxisType.Explicit)
+    if not explicit:
+        return function(weights)
+    kept = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:lead]))
+    return jax.sharding.auto_axes(function, axes=explicit, out_sharding=kept)(weights)
 
 
 def _bytes_of(codes: Any, scale: Any) -> Any:
