@@ -1,6 +1,6 @@
 """`jax_megamoe.linen.MegaMoe`, the Linen twin of the nnx module, and functions of its variables.
 
-It shares everything but the holding of arrays with `jax_megamoe.modules`.  The arrays are
+It shares everything but the holding of arrays with `jax_megamoe.modules`. The arrays are
 variables of the collection "quantized", under the names of `ExpertWeights` or, prepared, under
 names that contain the layout; they are boxed with the names of their mesh axes.
 """
@@ -42,7 +42,7 @@ class MegaMoe(nn.Module):
     """Mixture-of-experts layer with FP4 expert weights, expert-parallel over a mesh axis, for
     inference.
 
-    `init` makes random FP4 weights from the "params" stream.  For weights of a checkpoint there
+    `init` makes random FP4 weights from the "params" stream. For weights of a checkpoint there
     is no need of it:
 
     >>> import jax, jax.numpy as jnp, jax_megamoe

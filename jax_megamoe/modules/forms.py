@@ -1,8 +1,8 @@
 """The two forms in which a module holds its experts, told apart by the names of its arrays
 alone.
 
-Checkpoint form: the names of `ExpertWeights`.  Prepared form: those names with the
-implementation and its layout version appended, `gate_up_proj_cpu_v1`.  The names are what makes
+Checkpoint form: the names of `ExpertWeights`. Prepared form: those names with the
+implementation and its layout version appended, `gate_up_proj_cpu_v1`. The names are what makes
 restoring into another layout fail by structure, in every tool that compares structures; the
 functions here say the same in words.
 """

@@ -3,7 +3,7 @@ layer.
 
 The refusals themselves are in `jax_megamoe.validation`; the order in which they are used here is
 that of the
-PyTorch original: device, weight type, axis, shapes.  Nothing here reads a value, so all of it
+PyTorch original: device, weight type, axis, shapes. Nothing here reads a value, so all of it
   may be traced.
 """
 

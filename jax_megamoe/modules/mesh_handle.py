@@ -1,7 +1,7 @@
 """A mesh as an attribute that can be pickled and copied.
 
 A `jax.sharding.Mesh` names device objects of this process, which neither `pickle` nor
-`copy.deepcopy` accepts.  The handle names them by id instead, and finds them again where it is
+`copy.deepcopy` accepts. The handle names them by id instead, and finds them again where it is
 loaded.
 """
 

@@ -1,7 +1,7 @@
 """`MegaMoe`, the layer as a `flax.nnx.Module`.
 
 It holds the weights, in one form at a time, as variables that gradients and optimizers pass by;
-what is done with them is in its neighbours, shared with the Linen twin.  Constructing inside a
+what is done with them is in its neighbours, shared with the Linen twin. Constructing inside a
 trace (`nnx.eval_shape`) or without a mesh must work, so nothing here reads a value or needs a
 device.
 """
@@ -52,7 +52,7 @@ class MegaMoe(nnx.Module):
       config: sizes and activation.
       axis_name: the expert-parallel mesh axis; it stands in for the process group of the PyTorch
         layer.
-      mesh: a mesh that has the axis.  The weights are split over it when they are made, and
+      mesh: a mesh that has the axis. The weights are split over it when they are made, and
         calls run on it.
         None: the mesh in context (`jax.set_mesh`), now and at each call.
       implementation: "sm100", "cpu", "xla"; None: what the weights are prepared for, else by

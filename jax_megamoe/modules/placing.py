@@ -1,6 +1,6 @@
 """Where a layer's arrays live: the experts split over the expert-parallel axis of a mesh.
 
-Outside a trace arrays are moved; inside one the compiler is told.  Arrays of a caller are never
+Outside a trace arrays are moved; inside one the compiler is told. Arrays of a caller are never
 aliased, see `place`.
 """
 

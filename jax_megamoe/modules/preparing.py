@@ -2,7 +2,7 @@
 have.
 
 Weights fill the memory, so a second copy is what must not exist: each expert is written over its
-checkpoint form, in arrays that are donated.  What is written is `prepare_expert`'s business.
+checkpoint form, in arrays that are donated. What is written is `prepare_expert`'s business.
 """
 
 from __future__ import annotations
