@@ -188,7 +188,7 @@ class Contract:
     # Numbers of tokens in a call; each is a compilation.
     batches: tuple[int, ...] = (2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 70)
     # Random shapes drawn by `make test`, and by `pytest -m wide`.
-    examples = 20
+    examples = 12
     wide_examples = 2000
 
     def run(
