@@ -9,7 +9,17 @@ import _sm100sim_parts as parts
 import mma_model
 import numpy as np
 import pytest
-from mma_harness import A_BASE, B_BASE, SFA, SFB, Case, Machine, as_float, descriptor, random_codes
+from mma_harness import (
+    A_BASE,
+    B_BASE,
+    BITS,
+    SFA,
+    SFB,
+    Case,
+    Machine,
+    as_float,
+    random_codes,
+)
 
 CASES = [
     Case("f16", "f16", "f16", 128, 64),
@@ -289,6 +299,61 @@ def test_special_values_follow_the_model():
     assert np.isinf(as_float(codes, "f32")[10, 5]) and codes[12, 3] == 0
 
 
+def code_of(fmt: str, value: float) -> int:
+    """The code of an exactly representable value."""
+    codes = np.arange(1 << BITS[fmt], dtype=np.uint32)
+    return int(codes[mma_model.values(fmt, codes) == value][0])
+
+
+def one_product(case: Case, x, y, c: float, scale_exponent: int = 0, second=None) -> np.ndarray:
+    """D when every row holds x and every column y at k = 0 (a second pair at k = 1), else 0."""
+    a, b = np.zeros((case.m, case.k), np.uint32), np.zeros((case.n, case.k), np.uint32)
+    for k, (u, v) in enumerate([(x, y), *([second] if second else [])]):
+        a[:, k], b[:, k] = code_of(case.fa, u), code_of(case.fb, v)
+    sa, sb = np.zeros((case.m, case.scales), int), np.zeros((case.n, case.scales), int)
+    for codes, part in ((sa, scale_exponent // 2), (sb, scale_exponent - scale_exponent // 2)):
+        codes[:] = part + 127
+    machine = Machine(case)
+    accumulator = np.full((case.m, case.n), c, np.float32).view(np.uint32)
+    machine.place(a, b, sa, sb, accumulator)
+    assert machine.run() == []
+    return machine.d()[0]
+
+
+@pytest.mark.parametrize(
+    "case,bits",
+    [
+        (Case("f16", "f16", "f16", 128, 8), 25),
+        (Case("f8f6f4", "e5m2", "e5m2", 128, 8), 25),
+        (Case("mxf8f6f4", "e4m3", "e4m3", 128, 8), 25),
+        (Case("mxf4", "e2m1", "e2m1", 128, 8), 35),
+    ],
+    ids=["f16", "f8f6f4", "mxf8f6f4", "mxf4"],
+)
+def test_the_cut_falls_after_exactly_so_many_bits(case, bits):
+    """1 - 2^-bits rounds toward zero below 1; a product one bit smaller is cut away whole."""
+    for extra, want in ((0, 0x3F7FFFFF), (1, 0x3F800000)):
+        if case.scaled:  # powers in the scales
+            codes = one_product(case, -1.0, 1.0, 1.0, -bits - extra)
+        else:
+            codes = one_product(case, -(2.0**-13), 2.0 ** (13 - bits - extra), 1.0)
+        assert (codes == want).all()
+
+
+def test_zero_terms_set_the_cut_of_tiny_sums():
+    """2^-149 - 2^-160: a zero term of exponent -133 cuts at 2^-158, so the second term is lost."""
+    case = Case("mxf8f6f4", "e4m3", "e4m3", 128, 8)
+    codes = one_product(case, 1.0, 1.0, 0.0, -149, second=(-(2.0**-6), 2.0**-5))
+    assert (codes == 1).all()
+
+
+def test_a_subnormal_accumulator_keeps_the_smallest_exponent():
+    """2^-140 has exponent -126, so the cut is at 2^-151 and -2^-152 is lost."""
+    case = Case("mxf8f6f4", "e4m3", "e4m3", 128, 8)
+    codes = one_product(case, -1.0, 1.0, 2.0**-140, -152)
+    assert (codes == 1 << 9).all()
+
+
 def test_lanes_can_be_left_alone():
     case = CASES[3]
     a, b, sa, sb, c = operands(case, 15)
@@ -354,115 +419,3 @@ def test_padding_is_never_read_and_the_footprint_covers_every_byte(case):
     exact = np.zeros((128, 512), bool)
     exact[at[..., 0], at[..., 1]] = True
     np.testing.assert_array_equal(written, exact)
-
-
-GOOD = Case("mxf8f6f4", "e2m1", "e4m3", 256, 64, cta_group=2, vector="block32")
-
-
-@pytest.mark.parametrize(
-    "change,word",
-    [
-        (dict(a=0), "a-desc"),
-        (dict(b=descriptor(B_BASE, 3)), "swizzle mode"),
-        (dict(b=descriptor(B_BASE, 2) | 1 << 55), "bits 53"),
-        (dict(a=descriptor(A_BASE, 2) | 1 << 14), "bits 14"),
-        (dict(idesc=GOOD.idesc | 4), "sparse"),
-        (dict(idesc=GOOD.idesc | 1 << 31), "K = 96"),
-        (dict(idesc=GOOD.idesc | 2 << 7), "element types"),
-        (dict(idesc=GOOD.idesc & ~(1 << 23)), "scale type"),
-        (dict(idesc=GOOD.idesc + (1 << 17)), "N = 72"),
-        (dict(idesc=GOOD.idesc & ~(31 << 24) | 4 << 24), "M = 64"),
-        (dict(idesc=GOOD.idesc | 1 << 15), "transposed A"),
-        (dict(d=480), "d-tmem"),
-        (dict(d=16 << 16), "lane 16"),
-        (dict(sfa=510), "scale-A"),
-        (dict(sfb=511), "scale-B"),
-        (dict(disable=[1, 0, 0, 0]), "disable-output-lane"),
-        (dict(scale_input_d=1), "scale-input-d"),
-    ],
-)
-def test_broken_operands_are_refused_in_words(change, word):
-    machine = Machine(GOOD)
-    machine.request |= change
-    before = machine.tmem.copy()
-    errors = machine.run()
-    assert any(word in error for error in errors), errors
-    np.testing.assert_array_equal(machine.tmem, before)
-
-
-@pytest.mark.parametrize(
-    "bits,kind,group,vector,ws,specific,word",
-    [
-        (
-            Case("f16", "f16", "bf16", 128, 16, result="f16").idesc,
-            "f16",
-            1,
-            "",
-            False,
-            True,
-            "result type",
-        ),
-        (Case("f16", "f16", "f16", 128, 264 % 256 or 8).idesc, "f16", 2, "", False, True, "N = 8"),
-        (Case("i8", "s8", "s8", 128, 40, result="s32").idesc, "i8", 1, "", False, True, "N = 40"),
-        (Case("i8", "s8", "s8", 128, 32, result="s32").idesc, "i8", 1, "", False, False, "sm_100a"),
-        (
-            Case("mxf8f6f4", "e4m3", "e4m3", 128, 32).idesc,
-            "mxf8f6f4",
-            1,
-            "1X",
-            False,
-            False,
-            "sm_100a",
-        ),
-        (
-            Case("mxf8f6f4", "e4m3", "e4m3", 128, 32).idesc,
-            "mxf8f6f4",
-            1,
-            "2X",
-            False,
-            True,
-            "scale vector",
-        ),
-        (
-            Case("mxf4nvf4", "e2m1", "e2m1", 128, 32).idesc,
-            "mxf4nvf4",
-            1,
-            "",
-            False,
-            True,
-            "needs .scale_vec",
-        ),
-        (
-            Case("mxf4", "e2m1", "e2m1", 128, 32, ids=(1, 0)).idesc,
-            "mxf4",
-            1,
-            "",
-            False,
-            True,
-            "id 1",
-        ),
-        (Case("f16", "f16", "f16", 64, 32).idesc, "f16", 1, "", True, True, "N = 32"),
-        (
-            Case("f8f6f4", "e4m3", "e4m3", 128, 24, transpose=(0, 1)).idesc,
-            "f8f6f4",
-            1,
-            "",
-            False,
-            True,
-            "transposed 8-bit B",
-        ),
-        (
-            Case("tf32", "tf32", "tf32", 128, 32, result="f16").idesc,
-            "tf32",
-            1,
-            "",
-            False,
-            True,
-            "result type",
-        ),
-        (Case("f16", "f16", "f16", 128, 32).idesc, "f16", 1, "1X", False, True, "no scale factors"),
-    ],
-)
-def test_instruction_descriptors_are_judged(bits, kind, group, vector, ws, specific, word):
-    _, errors = parts.instruction_descriptor(bits, kind, group, vector, ws, specific)
-    assert any(word in error for error in errors), errors
