@@ -35,8 +35,8 @@ CMAKE := $(BIN)/cmake
 CTEST := $(BIN)/ctest --output-on-failure --no-tests=error
 PART = @tools/timed.sh $(TIMES)
 
-# A directory's time changes when a file is added, which an editable installation has to learn.
-SOURCES := pyproject.toml CMakeLists.txt $(shell find xla_ffi -type f) $(shell find jax_megamoe -type d ! -name __pycache__)
+# No .py file but the one with the version: the package is installed in place.
+SOURCES := pyproject.toml CMakeLists.txt jax_megamoe/__init__.py $(shell find xla_ffi -type f)
 CPP_TESTS := $(shell find tests/cpp -type f 2>/dev/null)
 CXX_FILES = $(shell find xla_ffi tests -name '*.cc' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
 

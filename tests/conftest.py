@@ -65,6 +65,7 @@ def _run_python(
     clean["JAX_PLATFORMS"] = "cpu"
     clean["JAX_NUM_CPU_DEVICES"] = str(devices)
     clean["PYTHONPATH"] = str(TESTS)
+    clean["PYTHONSAFEPATH"] = "1"  # the package that is installed, not the current folder's
     clean["PYTHONFAULTHANDLER"] = "1"
     clean.update(env or {})
     command = [os.fspath(python), "-c", code]
