@@ -136,7 +136,7 @@ def prepare_weights(weights: ExpertWeights, implementation: str | None = None) -
     validation.check_implementation(implementation)
     validation.check_preparable(weights, ExpertWeights, PreparedWeights)
     if implementation is None:
-        implementation = _implementation_for(weights)
+        implementation = implementation_for(weights)
     _check_buildable(implementation)
     check_weights(weights)
     return _prepare_jitted(weights, implementation)
@@ -329,7 +329,8 @@ def _as_e8m0(scale: Any) -> Any:
     return jax.lax.bitcast_convert_type(scale, jnp.float8_e8m0fnu)
 
 
-def _implementation_for(weights: ExpertWeights) -> str:
+def implementation_for(weights: ExpertWeights) -> str:
+    """What `prepare_weights(weights, None)` prepares for."""
     leaf = weights.gate_up_proj
     if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
         device = next(iter(leaf.devices()))

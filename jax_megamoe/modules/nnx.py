@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import jax
 from flax import nnx
 from jax import Array
 
@@ -23,7 +24,22 @@ from jax_megamoe.weights import ExpertWeights, PreparedWeights
 
 
 class QuantizedWeight(nnx.Variable[Any]):
-    """An array of all experts: integers that have no gradient, so it is no `nnx.Param`."""
+    """An array of all experts: integers that have no gradient, so it is no `nnx.Param`.
+
+    It is shown by shape and type: showing values would fetch gigabytes from the devices.
+    """
+
+    def __nnx_repr__(self) -> Any:
+        return nnx.Variable.__nnx_repr__(self._described())
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        return nnx.Variable.__treescope_repr__(self._described(), path, subtree_renderer)
+
+    def _described(self) -> nnx.Variable[Any]:
+        value = self.get_raw_value()
+        if not isinstance(value, jax.Array):
+            return self
+        return self.replace(jax.ShapeDtypeStruct(value.shape, value.dtype))
 
 
 class MegaMoe(nnx.Module):

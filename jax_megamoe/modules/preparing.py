@@ -38,7 +38,7 @@ def preparation_target(
         device = mesh.devices.flat[0]
         cuda = validation.is_cuda(device)
         return "sm100" if cuda else weights_module.implementation_of_platform(device.platform)
-    return weights_module._implementation_for(weights)
+    return weights_module.implementation_for(weights)
 
 
 def prepare(
