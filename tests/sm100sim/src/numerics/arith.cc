@@ -44,10 +44,15 @@ uint32_t both(uint32_t a, uint32_t b, Function function) {
          function(static_cast<uint16_t>(a), static_cast<uint16_t>(b));
 }
 
+uint32_t exponent_mask(Format format) {
+  const FormatInfo& f = info(format);
+  return ((1u << f.exponent_bits) - 1) << f.mantissa_bits;
+}
+
+// The value of a code; subnormals are zeros of the same sign with ftz.
 double flushed(Format format, uint32_t code, bool ftz) {
-  const double x = decode(format, code);
-  const double smallest = std::ldexp(1.0, 1 - info(format).bias);
-  return ftz && std::fabs(x) < smallest ? std::copysign(0.0, x) : x;
+  if (ftz && (code & exponent_mask(format)) == 0) code &= 1u << (info(format).bits - 1);
+  return decode(format, code);
 }
 
 uint16_t finish_half(Format format, double exact, const HalfMode& mode) {
@@ -197,26 +202,27 @@ uint32_t fma_half2(Format format, uint32_t a, uint32_t b, uint32_t c, const Half
 }
 
 uint32_t min_max(Format format, uint32_t a, uint32_t b, bool maximum, const MinMaxMode& mode) {
-  const FormatInfo& f = info(format);
-  const uint32_t sign_bit = 1u << (f.bits - 1);
+  const uint32_t infinity = exponent_mask(format), sign = 1u << (info(format).bits - 1);
   if (mode.ftz) {
-    const uint32_t exponent_mask = ((1u << f.exponent_bits) - 1) << f.mantissa_bits;
-    if (!(a & exponent_mask)) a &= sign_bit;
-    if (!(b & exponent_mask)) b &= sign_bit;
+    if (!(a & infinity)) a &= sign;
+    if (!(b & infinity)) b &= sign;
   }
-  if (mode.abs) a &= ~sign_bit, b &= ~sign_bit;
-  const uint32_t xor_sign = (a ^ b) & sign_bit;
-  if (mode.xorsign_abs) a &= ~sign_bit, b &= ~sign_bit;
-  const double x = decode(format, a), y = decode(format, b);
+  const uint32_t xor_sign = (a ^ b) & sign;
+  if (mode.abs || mode.xorsign_abs) a &= ~sign, b &= ~sign;
+  const uint32_t magnitude_a = a & ~sign, magnitude_b = b & ~sign;
+  const bool nan_a = magnitude_a > infinity, nan_b = magnitude_b > infinity;
   uint32_t out;
-  if (std::isnan(x) || std::isnan(y)) {
-    if (mode.nan || (std::isnan(x) && std::isnan(y))) return static_cast<uint32_t>(f.canonical_nan);
-    out = std::isnan(x) ? b : a;
-  } else {
-    const bool a_below = x < y || (x == y && std::signbit(x) && !std::signbit(y));
+  if (nan_a || nan_b) {
+    if (mode.nan || (nan_a && nan_b)) return static_cast<uint32_t>(info(format).canonical_nan);
+    out = nan_a ? b : a;
+  } else {  // codes of a sign order like integers; -0 comes just before +0
+    auto key = [&](uint32_t code, uint32_t magnitude) {
+      return code & sign ? -static_cast<int64_t>(magnitude) - 1 : static_cast<int64_t>(magnitude);
+    };
+    const bool a_below = key(a, magnitude_a) < key(b, magnitude_b);
     out = a_below == maximum ? b : a;
   }
-  return mode.xorsign_abs ? (out & ~sign_bit) | xor_sign : out;
+  return mode.xorsign_abs ? (out & ~sign) | xor_sign : out;
 }
 
 uint32_t min_max_half2(Format format, uint32_t a, uint32_t b, bool maximum,
@@ -254,9 +260,7 @@ uint32_t approximate(Approx function, Format format, uint32_t a, bool ftz) {
       break;
   }
   const uint32_t code = static_cast<uint32_t>(encode(format, y));
-  const FormatInfo& f = info(format);
-  const uint32_t exponent_mask = ((1u << f.exponent_bits) - 1) << f.mantissa_bits;
-  return ftz && !(code & exponent_mask) ? code & (1u << (f.bits - 1)) : code;
+  return ftz && !(code & exponent_mask(format)) ? code & (1u << (info(format).bits - 1)) : code;
 }
 
 }  // namespace sm100sim::numerics

@@ -82,9 +82,30 @@ uint64_t overflow(const FormatInfo& f, uint64_t max_code, bool negative, const C
 
 }  // namespace
 
+namespace {
+
+// The common case: to nearest even, a normal result that fits. False when it is another case.
+bool encode_normal(const FormatInfo& f, double x, uint64_t* code) {
+  const uint64_t bits = std::bit_cast<uint64_t>(x), magnitude = bits & ~(uint64_t{1} << 63);
+  const int exponent = static_cast<int>(magnitude >> 52) - 1023;
+  if (exponent < 1 - f.bias || exponent >= (1 << f.exponent_bits) - 2 - f.bias) return false;
+  const int drop = 52 - f.mantissa_bits;
+  const uint64_t half_less = (uint64_t{1} << (drop - 1)) - 1 + (magnitude >> drop & 1);
+  *code =
+      ((magnitude + half_less) >> drop) - (static_cast<uint64_t>(1023 - f.bias) << f.mantissa_bits);
+  *code |= (bits >> 63) << (f.bits - 1);
+  return true;
+}
+
+}  // namespace
+
 uint64_t encode(Format to, double x, const Conversion& how) {
-  if (to == Format::kUe8m0) return encode_ue8m0(x, how);
   const FormatInfo& f = info(to);
+  const bool plain = how.round == Round::kNearestEven && !how.sat && !how.relu;
+  uint64_t fast;
+  if (plain && f.has_sign && f.bits <= 32 && to != Format::kTf32 && encode_normal(f, x, &fast))
+    return fast;
+  if (to == Format::kUe8m0) return encode_ue8m0(x, how);
   if (how.sat) {
     if (std::isnan(x) || x <= 0) return 0;
     if (x > 1) x = 1;
@@ -110,7 +131,8 @@ uint64_t encode(Format to, double x, const Conversion& how) {
   } else if (to == Format::kF64) {
     code = std::bit_cast<uint64_t>(magnitude);
   } else {
-    int exponent = std::ilogb(magnitude);
+    int exponent =
+        static_cast<int>(std::bit_cast<uint64_t>(magnitude) >> 52) - 1023;  // f64 subnormals: below
     if (exponent < 1 - f.bias) exponent = 1 - f.bias;
     const uint64_t units = round_magnitude(magnitude, exponent - mantissa_bits, negative, how);
     // units has mantissa_bits + 1 bits (one more on carry): adding the exponent field carries over

@@ -9,27 +9,13 @@ namespace sm100sim::numerics {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// name, bits, exponent bits, mantissa bits, bias, sign, special codes, canonical NaN, largest
-// finite value
-constexpr FormatInfo kFormats[] = {
-    {"f64", 64, 11, 52, 1023, true, Special::kIeee, 0x7FFFFFFFFFFFFFFF, 0x1.fffffffffffffp1023},
-    {"f32", 32, 8, 23, 127, true, Special::kIeee, 0x7FFFFFFF, 0x1.fffffep127},
-    {"tf32", 32, 8, 10, 127, true, Special::kIeee, 0x7FFFFFFF, 0x1.ffcp127},
-    {"f16", 16, 5, 10, 15, true, Special::kIeee, 0x7FFF, 65504.0},
-    {"bf16", 16, 8, 7, 127, true, Special::kIeee, 0x7FFF, 0x1.fep127},
-    {"e5m2", 8, 5, 2, 15, true, Special::kIeee, 0x7F, 57344.0},
-    {"e4m3", 8, 4, 3, 7, true, Special::kNanOnly, 0x7F, 448.0},
-    {"e3m2", 6, 3, 2, 3, true, Special::kNone, 0, 28.0},
-    {"e2m3", 6, 2, 3, 1, true, Special::kNone, 0, 7.5},
-    {"e2m1", 4, 2, 1, 1, true, Special::kNone, 0, 6.0},
-    {"ue8m0", 8, 8, 0, 127, false, Special::kNanOnly, 0xFF, 0x1p127},
-    {"ue4m3", 8, 4, 3, 7, false, Special::kNanOnly, 0x7F, 448.0},
-};
+double power(int exponent) {
+  return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
+}
 
 }  // namespace
-
-const FormatInfo& info(Format format) { return kFormats[static_cast<int>(format)]; }
 
 double decode(Format format, uint64_t code) {
   if (format == Format::kF64) return std::bit_cast<double>(code);
@@ -43,15 +29,17 @@ double decode(Format format, uint64_t code) {
   const bool top = exponent == (1 << f.exponent_bits) - 1;
   double value;
   if (format == Format::kUe8m0) {  // no fraction, no subnormals: 0 is 2^-127
-    value = top ? std::numeric_limits<double>::quiet_NaN() : std::ldexp(1.0, exponent - f.bias);
+    value = top ? kNaN : power(exponent - f.bias);
   } else if (top && f.special == Special::kIeee) {
-    value = mantissa ? std::numeric_limits<double>::quiet_NaN() : kInf;
+    value = mantissa ? kNaN : kInf;
   } else if (top && f.special == Special::kNanOnly && mantissa == (1 << f.mantissa_bits) - 1) {
-    value = std::numeric_limits<double>::quiet_NaN();
+    value = kNaN;
   } else if (exponent == 0) {
-    value = std::ldexp(mantissa, 1 - f.bias - f.mantissa_bits);
+    value = mantissa * power(1 - f.bias - f.mantissa_bits);
   } else {
-    value = std::ldexp((1 << f.mantissa_bits) + mantissa, exponent - f.bias - f.mantissa_bits);
+    const uint64_t biased = static_cast<uint64_t>(exponent - f.bias + 1023);
+    value = std::bit_cast<double>(biased << 52 | static_cast<uint64_t>(mantissa)
+                                                     << (52 - f.mantissa_bits));
   }
   return negative ? -value : value;
 }
