@@ -87,7 +87,7 @@ MmaRequest request(const InstructionContext& c, nb::dict d) {
   r.scale_b_tmem = static_cast<uint32_t>(number("sfb", 0));
   r.enable_input_d = number("enable", 1);
   r.scale_input_d = static_cast<int>(number("scale_input_d", 0));
-  r.arithmetic = number("exact", 0) ? Arithmetic::kExact : Arithmetic::kModel;
+  r.arithmetic = static_cast<Arithmetic>(number("exact", 0));
   if (d.contains("disable")) {
     const auto words = nb::cast<std::vector<uint32_t>>(d["disable"]);
     for (size_t i = 0; i < words.size() && i < 8; ++i) r.disable_output_lane[i] = words[i];

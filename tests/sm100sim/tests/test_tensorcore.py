@@ -168,6 +168,38 @@ def test_chains_of_instructions_accumulate(case):
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("case", [c for c in CASES if not c.ws], ids=ident)
+def test_shortcuts_change_no_bit_on_wild_data(case):
+    """Any codes (NaN and infinities among them), any scales, accumulators of any exponent."""
+    rng = np.random.default_rng(20)
+    for round_ in range(6):
+        a = random_codes(rng, case.fa, (case.m, case.k), finite=False)
+        b = random_codes(rng, case.fb, (case.n, case.k), finite=False)
+        if BITS[case.fa] > 8:
+            a, b = (rng.integers(0, 1 << BITS[case.fa], x.shape, dtype=np.uint32) for x in (a, b))
+        for x in (a, b):
+            x[rng.random(x.shape) < 0.15 * round_] = 0
+        spread = 3 + 25 * round_
+        sa, sb = (
+            np.clip(rng.normal(127, spread, (rows, case.scales)), 0, 255 - (round_ < 4)).astype(int)
+            if case.scaled
+            else None
+            for rows in (case.m, case.n)
+        )
+        c = rng.integers(0, 1 << 32, (case.m, case.n), dtype=np.uint32)
+        if case.result == "f16":
+            c &= 0xFFFF
+        c[rng.random(c.shape) < 0.2] = 0
+        results = []
+        for arithmetic in (0, 2):
+            machine = Machine(case)
+            machine.place(a, b, sa, sb, c)
+            machine.request["exact"] = arithmetic
+            assert machine.run() == []
+            results.append(machine.d()[0])
+        np.testing.assert_array_equal(*results)
+
+
 def test_disabled_input_ignores_the_accumulator():
     case = CASES[0]
     a, b, sa, sb, c = operands(case, 5)

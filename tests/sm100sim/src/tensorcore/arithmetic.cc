@@ -147,9 +147,9 @@ void columns(const RowProblem& p, Arithmetic arithmetic, int scale_input_d, int 
   if (arithmetic == Arithmetic::kExact) {
     for (int j = 0; j < count; ++j)
       c[j] = float64(p, j0 + j, accumulator(c[j], p.half_result, scale_input_d));
-  } else if (p.grouped) {
+  } else if (p.grouped && arithmetic == Arithmetic::kModel) {
     block_grouped(p, j0, count, c);
-  } else if (scale_input_d) {
+  } else if (scale_input_d || arithmetic == Arithmetic::kModelByTerm) {
     for (int j = 0; j < count; ++j)
       c[j] = column(p, j0 + j, accumulator(c[j], p.half_result, scale_input_d));
   } else {

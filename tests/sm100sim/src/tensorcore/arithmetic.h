@@ -10,7 +10,11 @@
 
 namespace sm100sim::tensorcore {
 
-enum class Arithmetic : uint8_t { kModel, kExact };
+enum class Arithmetic : uint8_t {
+  kModel,
+  kExact,
+  kModelByTerm,  // kModel without its shortcuts: equal results, an oracle for tests
+};
 
 inline constexpr int kBlock =
     32;  // columns handled together; buffers of columns are padded to a multiple
