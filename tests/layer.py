@@ -1,4 +1,4 @@
-"""The layer as tests of the JAX side call it: cases as JAX arrays, meshes of host devices, refusals.
+"""The layer as tests of the JAX side call it: cases as JAX arrays, meshes, refusals.
 
 `data.py` makes the cases and `contract.py` compares bits; nothing here computes an expectation.
 Shapes stay tiny, since every call compiles.
@@ -14,12 +14,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jax_megamoe
 import numpy as np
 import pytest
+from jax.sharding import AxisType, Mesh
+
+import jax_megamoe
 from contract import bits
 from data import Case, random_case
-from jax.sharding import AxisType, Mesh
 
 IMPLEMENTATIONS = ("cpu", "xla")
 
@@ -60,7 +61,7 @@ def _one_device_bits(implementation: str, keywords: tuple[tuple[str, Any], ...])
 
 
 def assert_as_on_one_device(y: jax.Array, implementation: str, **keywords: Any) -> None:
-    """Compares with `small_case(**keywords)` on one device, bit for bit; leading axes may differ."""
+    """Equal to `small_case(**keywords)` on one device, bit for bit; leading axes may differ."""
     want = _one_device_bits(implementation, tuple(sorted(keywords.items())))
     assert want.any(), "the case is meant to have a result"
     got = np.asarray(y)
