@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
@@ -118,8 +119,7 @@ def load_all_experts(
             for layer in wanted
         ]
         total = sum(len(load.experts) for load in loads)
-        bar = _progress_bar(total, progress)
-        with bar:
+        with _progress_bar(total, progress) as bar, no_mesh():
             return {load.layer: load.run(bar.update) for load in loads}
 
 
@@ -168,11 +168,12 @@ class _LayerLoad:
         for (start, stop), devices in self._owners.items():
             here: list[Any] = [None] * len(devices)
             for expert in range(start, stop):
-                prepared = weights_module.prepare_expert(
-                    self._reader.read(expert), self._implementation
-                )
+                read = self._reader.read(expert)
                 for i, device in enumerate(devices):
-                    placed = jax.device_put(prepared, device)
+                    # Prepared where it will stay: an accelerator rearranges faster than the host.
+                    placed = weights_module.prepare_expert(
+                        jax.device_put(read, device), self._implementation
+                    )
                     if here[i] is None:
                         here[i] = _empty(placed, stop - start, device)
                     here[i] = _store(here[i], placed, expert - start)
@@ -250,6 +251,11 @@ def _store(experts: PreparedWeights, expert: PreparedWeights, index: int) -> Pre
             expert,
         )
         return weights
+
+
+def no_mesh() -> Any:
+    """A context without the caller's mesh, on which programs for one of its devices are refused."""
+    return jax.set_mesh(Mesh(np.empty((), dtype=object), ()))
 
 
 def _progress_bar(total: int, progress: bool | None) -> Any:

@@ -22,6 +22,7 @@ from safetensors import TensorSpec, serialize_file
 from jax_megamoe import validation
 from jax_megamoe import weights as weights_module
 from jax_megamoe.checkpoint.directory import INDEX
+from jax_megamoe.checkpoint.loading import no_mesh
 from jax_megamoe.config import MegaMoeConfig
 from jax_megamoe.weights import FIELDS, ExpertWeights, PreparedWeights
 
@@ -75,7 +76,8 @@ def save_experts(
     total = 0
     for shard in range(shards):
         name = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
-        held = dict(_take(tensors, per_shard))
+        with no_mesh():
+            held = dict(_take(tensors, per_shard))
         _write(path / name, held)
         weight_map |= dict.fromkeys(held, name)
         total += sum(array.nbytes for array in held.values())
@@ -139,10 +141,10 @@ def _tensors(
 
 def _expert(weights: Weights, expert: int) -> ExpertWeights:
     """One expert in the checkpoint layout on the host, without the axis of experts."""
-    slice_ = jax.tree.map(lambda leaf: leaf[expert : expert + 1], weights)
-    if isinstance(slice_, PreparedWeights):
-        slice_ = weights_module.unprepare_weights(slice_)
-    host = jax.tree.map(lambda leaf: np.asarray(leaf)[0], slice_)
+    one = jax.tree.map(lambda leaf: _slice(leaf, expert), weights)
+    if isinstance(one, PreparedWeights):
+        one = weights_module.unprepare_weights(one)
+    host = jax.tree.map(lambda leaf: np.asarray(leaf)[0], one)
     scales = {
         f"{name}_scale_inv": weights_module._bytes_of(
             getattr(host, name), getattr(host, f"{name}_scale_inv")
@@ -151,6 +153,16 @@ def _expert(weights: Weights, expert: int) -> ExpertWeights:
     }
     expert_weights: ExpertWeights = dataclasses.replace(host, **scales)
     return expert_weights
+
+
+def _slice(leaf: Any, expert: int) -> Any:
+    """leaf[expert : expert + 1], from the one device that holds it."""
+    if isinstance(leaf, jax.Array):
+        for shard in leaf.addressable_shards:
+            start, stop, _ = shard.index[0].indices(leaf.shape[0])
+            if start <= expert < stop:
+                return np.asarray(shard.data[expert - start : expert - start + 1])
+    return leaf[expert : expert + 1]
 
 
 def _expert_bytes(weights: Weights, config: MegaMoeConfig) -> int:
