@@ -44,14 +44,14 @@ EXACT: dict[str, dict[str, Any]] = {
     "limit 0": {"limit": 0.0, "beta": 1.0, "bias": True},
     "limit that bfloat16 does not hold": {"limit": 1000.3, "beta": -0.3},
     "alpha of gpt-oss": {"limit": 64.3, "alpha": 1.702, "beta": 1.0},
-    "biases": {"beta": 1.0, "bias": True},
+    "biases": {"limit": 4096.0, "beta": 1.0, "bias": True},
     "scales at exact powers over subnormals": {"kind": "wide"},
     "tokens below the floor of amax": {"kind": "tiny", "beta": 0.3},
     "weights that are not dyadic": {"routing": "thirds"},
     "step 5 has no floor": {"routing": "tiny"},
     "step 5 at its least exponent": {"routing": "least", "limit": 7.0, "alpha": 8.0},
     "order of the slots": {"routing": "order", "slots": 5},
-    "32 slots": {"slots": 32, "tokens": 6, "bias": True},
+    "32 slots": {"slots": 32, "tokens": 6, "limit": 4096.0, "bias": True},
     "one expert": {"experts": 1, "slots": 2},
     "many experts": {"experts": 37, "slots": 6},
     "one slot": {"slots": 1},
@@ -171,10 +171,9 @@ def every_scale_byte(least: float) -> Case:
 
 
 def small_case(**changes: Any) -> Case:
-    """Random data without skipped slots: 12 tokens, 4 experts, 3 slots."""
-    return random_case(
-        7, **{"tokens": 12, "hidden": 64, "intermediate": 64, "skips": False, **changes}
-    )
+    """Random data without skipped slots: 24 tokens, 4 experts, 3 slots, in the default shapes, so
+    that the tests share compiled programs."""
+    return random_case(7, **{"skips": False, **changes})
 
 
 NAN_BITS = {"quiet NaN": 0x7FC0, "negative NaN": 0xFFFF, "signalling NaN": 0x7F81}
@@ -294,7 +293,7 @@ class Contract:
 
     # -- routing
 
-    @pytest.mark.parametrize("slots", [1, 2, 5, 31, 32])
+    @pytest.mark.parametrize("slots", [1, 2, 31, 32])
     def test_any_number_of_slots(self, slots: int) -> None:
         case = exact_case(slots, tokens=5, slots=slots, hidden=32, intermediate=32)
         assert_same_bits(self.result(case), case.oracle())
@@ -342,7 +341,7 @@ class Contract:
         assert_same_bits(self.result(twice), want)
 
     def test_slots_are_summed_in_their_order(self) -> None:
-        case = exact_case(22, routing="order", slots=5, tokens=40)
+        case = exact_case(22, routing="order", slots=5)
         y = self.result(case)
         assert_same_bits(y, case.oracle())
         reverse = changed(
@@ -360,7 +359,7 @@ class Contract:
         ids[[0, 5]], routing[5] = [-1, 4, -9], np.nan
         y = self.result(changed(case, x=x, topk_idx=ids, topk_weights=routing))
         assert (bits(y[[0, 5]]) == 0).all()
-        others = np.setdiff1d(np.arange(12), [0, 5])
+        others = np.setdiff1d(np.arange(24), [0, 5])
         assert_same_bits(y[others], self.result(case)[others], "another token")
 
     def test_lone_negative_zero_comes_out_positive(self) -> None:
@@ -378,7 +377,7 @@ class Contract:
 
     @pytest.mark.parametrize("limit", [None, 10.0])
     @pytest.mark.parametrize("value", SPECIALS)
-    @pytest.mark.parametrize("at", [0, 37, 63])
+    @pytest.mark.parametrize("at", [0, 37, 127])
     def test_special_value_in_a_token_makes_its_row_nan_and_no_other(
         self, value: str, at: int, limit: float | None
     ) -> None:
@@ -387,7 +386,7 @@ class Contract:
         x.view(np.uint16)[4, at] = SPECIALS[value]
         y = self.result(changed(case, x=x))
         assert_nan_row(y[4], value)
-        others = np.arange(12) != 4
+        others = np.arange(24) != 4
         assert_same_bits(y[others], self.result(case)[others], "another token")
 
     def test_token_of_nan_with_zero_weight_is_nan(self) -> None:
@@ -409,7 +408,7 @@ class Contract:
         routing[4, 1] = weight
         y = self.result(changed(case, topk_weights=routing))
         assert_nan_row(y[4], f"weight {weight}")
-        others = np.arange(12) != 4
+        others = np.arange(24) != 4
         assert_same_bits(y[others], self.result(case)[others], "another token")
 
     def test_overflow_in_step_4_makes_the_row_nan(self) -> None:
@@ -420,7 +419,7 @@ class Contract:
         assert np.isnan(widen(want[4])).all(), "the data does not overflow"
         y = self.result(changed(case, topk_weights=routing))
         assert_nan_row(y[4], "overflow")
-        others = np.arange(12) != 4
+        others = np.arange(24) != 4
         assert_same_bits(y[others], self.result(case)[others], "another token")
 
     @pytest.mark.parametrize("limit", [None, 10.0])
@@ -469,7 +468,7 @@ class Contract:
         packed = case.weights["gate_up_proj"].copy()
         scale[1, row, 1] = 255
         if codes == "zero":
-            packed[1, row, 16:] = 0
+            packed[1, row, 16:32] = 0
         clean = changed(case, weights={**case.weights, "gate_up_proj": packed})
         weights = {**clean.weights, "gate_up_proj_scale_inv": scale}
         y = self.result(changed(case, weights=weights))
@@ -548,7 +547,7 @@ class Contract:
             assert_same_bits(self.result(case), first)
 
     def test_exact_tokens_agree_alone_and_together(self) -> None:
-        case = exact_case(42, tokens=17)
-        alone = np.concatenate([self.result(take(case, [t])) for t in range(17)])
+        case = exact_case(42)
+        alone = np.concatenate([self.result(take(case, [t])) for t in range(24)])
         assert_same_bits(alone, case.oracle())
         assert_same_bits(self.result(case), alone)

@@ -84,11 +84,13 @@ def exact_matrix(
     spread: int,
     dense: int,
     positive: bool = False,
+    bias: Array | float = 0.0,
 ) -> tuple[Array, Array, Array, Array]:
     """Random (codes [N, K], scale bytes [N, K/32], columns, entries), exact against all `values`.
 
     Scales are 2^least to 2^(least + spread). A row starts with up to `dense` non-zero codes; rows
-    that are not exact lose columns until they are: a single product always is.
+    that are not exact lose columns until they are: a single product always is. `bias` [S, N] counts
+    in the sums until a single product is left.
     """
     depth = values.shape[1]
     usable = np.arange(0, depth, 2) if positive else np.arange(depth)
@@ -103,7 +105,8 @@ def exact_matrix(
     while True:
         kept = np.arange(dense) < count[:, None]
         entries = np.where(kept, E2M1[picked] * E8M0[of_column], 0.0)
-        exact = exact_in_any_order(values, columns, entries, np.zeros((len(values), rows)))
+        added = np.where(count > 1, bias, np.zeros((len(values), rows)))
+        exact = exact_in_any_order(values, columns, entries, added)
         if exact.all():
             break
         count = np.where(exact, count, count // 2)
@@ -170,7 +173,8 @@ def topk_ids(rng: np.random.Generator, tokens: int, slots: int, experts: int) ->
         [-1, -1, -experts, experts, 65536, np.iinfo(np.int32).min, np.iinfo(np.int32).max]
     )
     ids = np.where(rng.random(ids.shape) < 0.12, rng.choice(outside, ids.shape), ids)
-    return np.where(rng.random((tokens, 1)) < 0.05, -1, ids).astype(np.int32)
+    ids[3:4] = rng.choice(outside, (1, slots))
+    return ids.astype(np.int32)
 
 
 def exact_routing(rng: np.random.Generator, shape: tuple[int, int], kind: str) -> Array:
@@ -204,7 +208,7 @@ def exact_case(
     seed: int,
     *,
     tokens: int = 24,
-    hidden: int = 96,
+    hidden: int = 128,
     intermediate: int = 64,
     experts: int = 4,
     slots: int = 3,
@@ -268,23 +272,25 @@ def exact_case(
     so_far = Oracle(weights, **activation)
     met = so_far.activations(x, topk_idx, topk_weights)
     for expert, token, slot, a in met:
+        # Powers of two: the product with the routing weight needs no rounding of its own, so that
+        # fusing it with the addition changes nothing.
+        size = np.round(np.log2(np.median(np.abs(a)) or 1.0)) + rng.integers(0, 8, hidden)
+        value = np.exp2(size) * rng.choice([-1.0, 1.0], hidden) * bias
+        weighted = topk_weights[token, slot].astype(np.float64)[:, None] * value
+        quantised = so_far.requantise(a)
         codes, scales, columns, entries = exact_matrix(
             rng,
-            so_far.requantise(a),
+            quantised,
             hidden,
             least=8 if routing == "least" else 0,
             spread=4,
             dense=24,
+            bias=weighted,
         )
         weights["down_proj"][expert] = pack(codes)
         weights["down_proj_scale_inv"][expert] = scales
         if bias:
-            # Powers of two: the product with the routing weight needs no rounding of its own, so
-            # that fusing it with the addition changes nothing.
-            scale = 2.0 ** np.round(np.log2(np.median(np.abs(a)) or 1.0))
-            value = scale * rng.choice([-4.0, -2.0, 0.0, 1.0, 8.0, 64.0], hidden)
-            weighted = topk_weights[token, slot].astype(np.float64)[:, None] * value
-            exact = exact_in_any_order(so_far.requantise(a), columns, entries, weighted)
+            exact = exact_in_any_order(quantised, columns, entries, weighted)
             weights["down_proj_bias"][expert] = np.where(exact, value, 0.0)
     case = Case(x.astype(ml_dtypes.bfloat16), topk_idx, topk_weights, weights, activation)
     assert_exact(case)

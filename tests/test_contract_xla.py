@@ -10,5 +10,5 @@ class TestXla(BoundContract):
     # Every shape is compiled anew, for seconds: few of them, with one, two and more tiles of 32
     # slots for an expert.
     batches = (2, 16, 33, 70)
-    examples = 6
+    examples = 5
     wide_examples = 200
