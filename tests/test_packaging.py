@@ -266,6 +266,17 @@ def test_make_names_what_the_machine_lacks(
         setup_venv.check_machine()
 
 
+# ---- the first thing that a person tries
+
+
+def test_the_readmes_example_runs_as_it_stands(run_python: Any) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    assert len(blocks[0].splitlines()) <= 15
+    for devices in (1, 4):
+        output = run_python(blocks[0] + "print(y.dtype, y.shape)", devices=devices)
+        assert "bfloat16 (64, 512)" in output
+
+
 # ---- what must not be in the repository
 
 
