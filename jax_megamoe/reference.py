@@ -122,7 +122,7 @@ def expert_rows(
             out = _product(aq, formats.scale_bytes(a_scale), down)  # step 6
             if weights.down_proj_bias is not None:
                 out = out + weight * weights.down_proj_bias[e].astype(jnp.float32)
-            return jax.lax.dynamic_update_slice(rows, out.astype(jnp.bfloat16), (start, 0))
+            return jax.lax.dynamic_update_slice_in_dim(rows, out.astype(jnp.bfloat16), start, 0)
 
         count = first[e + 1] - first[e]
         return jax.lax.fori_loop(0, (count + TILE - 1) // TILE, one_tile, rows)
