@@ -13,7 +13,7 @@
 namespace megamoe::cpu {
 namespace {
 
-constexpr int64_t kPackedBytes = 768 << 10;
+constexpr int64_t kPackedBytes = 1600 << 10;
 constexpr double kBytesPerNanosecond = 12.0;  // a thread's share of memory bandwidth
 constexpr double kMacsPerNanosecond = 40.0;
 constexpr double kTaskNanoseconds = 40e3;
