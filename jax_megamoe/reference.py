@@ -14,6 +14,8 @@ outside 0..E-1 is skipped: it reads nothing and adds nothing.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -139,38 +141,72 @@ def expert_rows(
     return rows.reshape(tokens, slots, hidden)
 
 
-def _widen(codes: Array, scale: Array, expert: Array) -> tuple[Array, Array]:
-    """One expert's weights as float32 [N, K], divided by 2^headroom, and the headroom [N]."""
+class _Widened(NamedTuple):
+    """One expert's matrix in float32: scaled, or, where a scale is extreme, as bare codes."""
+
+    values: Array  # float32 [N, K]
+    scale: Array  # uint8 [N, K/32]
+    extreme: Array  # bool: the values are not scaled
+
+
+def _widen(codes: Array, scale: Array, expert: Array) -> _Widened:
     byte = jax.lax.dynamic_index_in_dim(scale, expert, keepdims=False)
     packed = jax.lax.dynamic_index_in_dim(codes, expert, keepdims=False)
-    return _dequantize(formats.decode_e2m1(formats.unpack_fp4(packed)), byte)
+    values = formats.decode_e2m1(formats.unpack_fp4(packed))
+    # 6 * 2^126 is beyond float32 and 0.5 * 2^-126 below its normal numbers, although their
+    # products with a token may well be within.
+    extreme = jnp.any((byte < 2) | (byte > 252))
+    grouped = values.reshape(*byte.shape, formats.GROUP)
+    scaled = formats.apply_scale(grouped, byte[..., None]).reshape(values.shape)
+    return _Widened(jnp.where(extreme, values, scaled), byte, extreme)
 
 
-def _product(q: Array, scale: Array, widened: tuple[Array, Array]) -> Array:
-    """The scaled product of quantised rows [TILE, K] with widened weights [N, K]: float32 [TILE,
-    N].
+def _product(q: Array, scale: Array, weights: _Widened) -> Array:
+    """The scaled product of quantised rows [TILE, K] with weights [N, K]: float32 [TILE, N].
+
+    Which way it is summed depends on the expert alone, so a row's bits do not depend on others.
     """
-    weights, headroom_n = widened
     # A barrier, since XLA may drop a pair of casts through float8 within one fusion.
-    values, headroom_m = _dequantize(formats.decode_e4m3(jax.lax.optimization_barrier(q)), scale)
-    product = jax.lax.dot_general(
-        values,
-        weights,
+    values = formats.decode_e4m3(jax.lax.optimization_barrier(q))
+    return jax.lax.cond(weights.extreme, _sum_groups, _sum_all, values, scale, weights)
+
+
+def _sum_all(values: Array, scale: Array, weights: _Widened) -> Array:
+    # A token of nearly the largest bfloat16 rounds up to 2^128: such rows are held divided by 4,
+    # which flushes nothing, since no token is scaled by less than 2^-22.
+    headroom = jnp.where(jnp.max(scale, axis=-1) >= 247, 2, 0).astype(jnp.int32)
+    grouped = values.reshape(*scale.shape, formats.GROUP)
+    scaled = formats.apply_scale(grouped, scale[..., None], headroom[:, None, None])
+    product = _dot(scaled.reshape(values.shape), weights.values)
+    return product * formats.power_of_two(headroom)[:, None]
+
+
+def _sum_groups(values: Array, scale: Array, weights: _Widened) -> Array:
+    """Sums groups of 32 k one by one, each times both its scales at once."""
+
+    def add_group(group: Array, total: Array) -> Array:
+        def columns(array: Array, size: int) -> Array:
+            return jax.lax.dynamic_slice_in_dim(array, group * size, size, axis=1)
+
+        partial = _dot(columns(values, formats.GROUP), columns(weights.values, formats.GROUP))
+        row, column = columns(scale, 1), columns(weights.scale, 1).T
+        exponent = row.astype(jnp.int32) + column.astype(jnp.int32) - 254
+        half = exponent >> 1
+        product = partial * formats.power_of_two(half) * formats.power_of_two(exponent - half)
+        is_nan = (row == formats.NAN_SCALE) | (column == formats.NAN_SCALE)
+        return total + jnp.where(is_nan, jnp.float32(jnp.nan), product)
+
+    axes = manual_axes.varying_axes(values, scale, weights)
+    total = jnp.zeros((values.shape[0], weights.values.shape[0]), jnp.float32)
+    total = manual_axes.vary_over(total, axes)
+    return jax.lax.fori_loop(0, scale.shape[1], add_group, total)
+
+
+def _dot(rows: Array, columns: Array) -> Array:
+    return jax.lax.dot_general(
+        rows,
+        columns,
         (((1,), (1,)), ((), ())),
         precision=jax.lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
     )
-    return product * formats.power_of_two(headroom_m[:, None] + headroom_n[None, :])
-
-
-def _dequantize(values: Array, scale: Array) -> tuple[Array, Array]:
-    """values * 2^(scale - 127 - headroom), and each row's headroom: 2 where a value may overflow
-    float32.
-
-    6 * 2^126 and 256 * 2^120 are legal operands beyond float32, although their products may well
-    fit.
-    """
-    headroom = jnp.where(jnp.max(scale, axis=-1) >= 247, 2, 0).astype(jnp.int32)
-    grouped = values.reshape(*scale.shape, formats.GROUP)
-    scaled = formats.apply_scale(grouped, scale[..., None], headroom[..., None, None])
-    return scaled.reshape(values.shape), headroom
