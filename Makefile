@@ -10,7 +10,7 @@
 #   make format       bring all sources into the form that `make test` checks
 #   make clean        remove .venv, build/, dist/ and caches
 #
-# Variables: PYTHON=python3.13 (another interpreter), CXX=clang++ (another compiler), PYTEST_ARGS='-k cpu' (make test).
+# Variables: PYTHON=python3.13 (another interpreter), CXX=clang++ (another compiler), PYTEST_ARGS='-k cpu' (make test, make test-matrix).
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -156,7 +156,7 @@ wheel: setup
 	$(BIN)/python tests/matrix.py wheel
 
 test-matrix: setup
-	$(BIN)/python tests/matrix.py test
+	$(BIN)/python tests/matrix.py test $(PYTEST_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache

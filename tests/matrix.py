@@ -3,7 +3,8 @@
     python tests/matrix.py wheel    one wheel per Python (3.11 - 3.13) found, each tried in a bare
                                     environment
     python tests/matrix.py test     the test-suite on those wheels: the newest Python's with the
-                                    oldest supported jax and with the newest, and Python 3.11's
+                                    oldest supported jax and with the newest, and Python 3.11's;
+                                    what follows goes to pytest
 
 Decides which interpreters and jax versions count; the Makefile calls it, and it stands alone.
 Wheels are built as a user's pip builds them, isolated, so that they are compiled against the
@@ -60,12 +61,12 @@ print(jm.__file__, jax.__version__)
 """
 
 
-def main(command: str) -> None:
+def main(command: str, *pytest_args: str) -> None:
     if command == "wheel":
         for python, version in interpreters():
             try_bare(build_wheel(python, version), python, version)
     elif command == "test":
-        test_matrix()
+        test_matrix(pytest_args)
     else:
         sys.exit(f"command: found {command!r}, accepted are 'wheel' and 'test'.")
 
@@ -163,12 +164,12 @@ def try_bare(wheel: Path, python: Path, version: str) -> None:
 # ---- the test-suite on wheels
 
 
-def test_matrix() -> None:
+def test_matrix(pytest_args: Sequence[str]) -> None:
     found = interpreters()
     newest = found[-1]
     rows = [(newest, f"=={OLDEST_JAX}"), (newest, "")]
     rows += [(row, "") for row in found[:-1] if row[1] == "3.11"]
-    results = [test_on_wheel(python, version, jax) for (python, version), jax in rows]
+    results = [test_on_wheel(*python, jax, pytest_args) for python, jax in rows]
     print("==== matrix")
     for passed, line in results:
         print(f"{'passed' if passed else 'FAILED'}  {line}")
@@ -176,7 +177,9 @@ def test_matrix() -> None:
         sys.exit(1)
 
 
-def test_on_wheel(python: Path, version: str, jax: str) -> tuple[bool, str]:
+def test_on_wheel(
+    python: Path, version: str, jax: str, pytest_args: Sequence[str]
+) -> tuple[bool, str]:
     """Runs the test-suite on the wheel for this Python with jax of a version; a line about it."""
     wheel = build_wheel(python, version)
     name = f"{version}-jax{jax or '-newest'}"
@@ -193,7 +196,7 @@ def test_on_wheel(python: Path, version: str, jax: str) -> tuple[bool, str]:
     with log.open("w") as file:
         code = subprocess.run(
             # The simulator is built for one Python and tests no wheel.
-            [venv / "bin" / "pytest", "-q", "--ignore=tests/sm100sim", "tests"],
+            [venv / "bin" / "pytest", "-q", "--ignore=tests/sm100sim", *pytest_args],
             cwd=ROOT,
             env=_environment({}),
             stdout=file,
@@ -246,4 +249,4 @@ def run(
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) == 2 else "")
+    main(*(sys.argv[1:] or [""]))
