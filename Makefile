@@ -93,12 +93,15 @@ $(VENV)/contents:
 	@$(MAKE) --no-print-directory setup
 
 # ---- checks
+# All of them, also after one has found something.
 lint: setup
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	@echo "$(BIN)/clang-format --dry-run -Werror $(words $(CXX_FILES)) files"
-	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
-	$(BIN)/mypy
+	@failed=; \
+	check() { echo "$$*" | cut -c 1-100; "$$@" || failed="$$failed $$(basename $$1)"; }; \
+	check $(BIN)/ruff check .; \
+	check $(BIN)/ruff format --check .; \
+	check $(BIN)/clang-format --dry-run -Werror $(CXX_FILES); \
+	check $(BIN)/mypy; \
+	if [ -n "$$failed" ]; then echo "lint: found something:$$failed ('make format' mends the form)"; exit 1; fi
 
 format: setup
 	$(BIN)/ruff check --fix --select I .
