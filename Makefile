@@ -4,6 +4,7 @@
 #   make demo         build the package and run examples/quickstart.py
 #   make test         build everything, then lint, types, C++ unit tests, pytest
 #   make wheel        one wheel per Python found (3.11 - 3.13) in dist/, each tried in a bare environment
+#   make test-torch   the layer, routers and checkpoints against PyTorch and transformers, in .venv-torch
 #   make test-matrix  wheels against the oldest and the newest jax
 #   make cpp-test     C++ unit tests alone      make asan, make tsan    the same under a sanitizer
 #   make aarch64      the same, cross-compiled for aarch64 and run by qemu-user
@@ -40,7 +41,7 @@ SOURCES := pyproject.toml CMakeLists.txt jax_megamoe/__init__.py $(shell find xl
 CPP_TESTS := $(shell find tests/cpp -type f 2>/dev/null)
 CXX_FILES = $(shell find xla_ffi tests -name '*.cc' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test setup setup-simulator lint format cpp-test asan tsan aarch64 simulator wheel test-matrix clean help
+.PHONY: demo test test-torch setup setup-simulator lint format cpp-test asan tsan aarch64 simulator wheel test-matrix clean help
 .DELETE_ON_ERROR:
 
 help:
@@ -154,6 +155,13 @@ else
 	@echo "simulator: not in this source tree (no $(SIM)/CMakeLists.txt)"
 endif
 
+# ---- comparison with PyTorch, in an environment of its own: `make test` is to run without PyTorch
+TORCH := .venv-torch
+test-torch:
+	@$(PYTHON) tools/setup_venv.py $(TORCH) requirements-dev.txt tests/pytorch/requirements.txt
+	+@$(MAKE) --no-print-directory VENV=$(TORCH) TAG=$(TAG)-torch build/$(TAG)-torch/demo.built
+	$(TORCH)/bin/python -m pytest tests/pytorch $(PYTEST_ARGS)
+
 # ---- wheels
 wheel: setup
 	$(BIN)/python tests/matrix.py wheel
@@ -162,5 +170,5 @@ test-matrix: setup
 	$(BIN)/python tests/matrix.py test $(PYTEST_ARGS)
 
 clean:
-	rm -rf $(VENV) build dist .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(TORCH) build dist .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

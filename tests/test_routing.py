@@ -1,4 +1,4 @@
-"""The routers against the models' definitions in NumPy float64; `tests/torch` has PyTorch's own."""
+"""The routers against the models' definitions in NumPy float64; `tests/pytorch` has PyTorch's."""
 
 from __future__ import annotations
 
