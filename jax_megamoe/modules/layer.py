@@ -103,6 +103,7 @@ def check_dense(
     ):
         if value is None:
             continue
+        validation.check_array(name, value)
         if name.endswith("_bias"):
             validation.check_bias(name, value.dtype)
         else:
