@@ -10,7 +10,7 @@ def registrations() -> dict[str, CapsuleType]:
 def build_info() -> dict[str, Any]:
     """Facts about this build.
 
-    `xla_ffi_api_major`, `xla_ffi_api_minor`: int, of the headers it was built with; `compiler`: str;
+    `xla_ffi_api_major`, `xla_ffi_api_minor`: int, of its headers; `compiler`: str;
     `cpu_layout_version`: int; `sm100`: bool, whether the SM100 part is in.
     """
 

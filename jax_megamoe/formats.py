@@ -204,7 +204,8 @@ def _quantize_e4m3(groups: Array, amax_floor: float) -> tuple[Array, Array]:
     scaled, byte = _normalise(
         groups, exponent_of_max=8, mantissa_of_max=0x600000, amax_floor=amax_floor
     )
-    return encode_e4m3(scaled).reshape(*groups.shape[:-2], GROUP * groups.shape[-2]), _as_scale(byte)
+    q = encode_e4m3(scaled).reshape(*groups.shape[:-2], GROUP * groups.shape[-2])
+    return q, _as_scale(byte)
 
 
 def _normalise(
