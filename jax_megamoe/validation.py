@@ -357,8 +357,9 @@ def check_prepared(
 
 def axis_names(axis_name: AxisName | None) -> tuple[str, ...]:
     """The axis as a tuple of names; refuses none at all."""
-    names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
-    if not names or not all(isinstance(name, str) and name for name in names):
+    given = axis_name if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    names = tuple(name for name in given if isinstance(name, str) and name)
+    if not names or len(names) < len(given):
         raise ValueError(
             f"axis_name is {axis_name!r}: Mega MoE needs an expert-parallel mesh axis, which "
             "stands in for the process group of the PyTorch layer. Pass its name, e.g. "

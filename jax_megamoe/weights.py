@@ -18,6 +18,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from jax_megamoe import _native, formats, layouts, validation
 
@@ -100,12 +101,14 @@ def _register_for_export(nodetype: type[Any], static_fields: tuple[str, ...]) ->
         fields = zip((*FIELDS, *static_fields), (*children, *static), strict=True)
         return nodetype(**dict(fields))
 
+    from_children: Any = build  # jax's protocol names its parameters with underscores
+
     jax.export.register_pytree_node_serialization(
         nodetype,
         serialized_name=f"jax_megamoe.{nodetype.__name__}",
         serialize_auxdata=lambda static: json.dumps(list(static)).encode(),
         deserialize_auxdata=lambda raw: tuple(json.loads(raw)),
-        from_children=build,
+        from_children=from_children,
     )
 
 
@@ -216,19 +219,18 @@ def _layout_arrays(
 ) -> PreparedWeights:
     """The shapes and dtypes that a layout has, biases included."""
 
-    def weights() -> PreparedWeights:
-        fields = {
-            "gate_up_proj": (2 * intermediate, hidden // 2, jnp.int8),
-            "gate_up_proj_scale_inv": (2 * intermediate, hidden // formats.GROUP, jnp.uint8),
-            "down_proj": (hidden, intermediate // 2, jnp.int8),
-            "down_proj_scale_inv": (hidden, intermediate // formats.GROUP, jnp.uint8),
-            "gate_up_proj_bias": (2 * intermediate, jnp.float32),
-            "down_proj_bias": (hidden, jnp.float32),
-        }
-        arrays = {name: jnp.zeros((experts, *s[:-1]), s[-1]) for name, s in fields.items()}
-        return _prepare(ExpertWeights(**arrays), implementation)
+    def array(dtype: DTypeLike, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((experts, *shape), dtype)
 
-    shapes: PreparedWeights = jax.eval_shape(weights)
+    weights = ExpertWeights(
+        array(jnp.int8, 2 * intermediate, hidden // 2),
+        array(jnp.uint8, 2 * intermediate, hidden // formats.GROUP),
+        array(jnp.int8, hidden, intermediate // 2),
+        array(jnp.uint8, hidden, intermediate // formats.GROUP),
+        array(jnp.float32, 2 * intermediate),
+        array(jnp.float32, hidden),
+    )
+    shapes: PreparedWeights = jax.eval_shape(lambda w: _prepare(w, implementation), weights)
     return shapes
 
 

@@ -1,10 +1,8 @@
-"""What both modules do at construction and at each call: refuse what cannot run, and call the
-layer.
+"""What both modules do at construction and at each call: refuse, then call the layer.
 
 The refusals themselves are in `jax_megamoe.validation`; the order in which they are used here is
-that of the
-PyTorch original: device, weight type, axis, shapes. Nothing here reads a value, so all of it
-  may be traced.
+that of the PyTorch original: device, weight type, axis, shapes. Nothing here reads a value, so all
+of it may be traced.
 """
 
 from __future__ import annotations
