@@ -42,20 +42,18 @@ class MegaMoe(nn.Module):
     """Mixture-of-experts layer with FP4 expert weights, expert-parallel over a mesh axis, for
     inference.
 
-    `init` makes random FP4 weights from the "params" stream. For weights of a checkpoint there
-    is no need of it:
+    `init` makes random FP4 weights from the "params" stream. Weights of a checkpoint need no
+    `init`: {"quantized": collection(ExpertWeights(...))} are a layer's variables.
 
     >>> import jax, jax.numpy as jnp, jax_megamoe
     >>> from jax_megamoe import linen
     >>> config = jax_megamoe.MegaMoeConfig(
     ...     num_experts=8, hidden_size=64, intermediate_size=32, num_experts_per_tok=2)
     >>> moe = linen.MegaMoe(config, mesh=jax.make_mesh((1,), ("ep",)))
-    >>> dense = jax.random.normal(jax.random.key(0), (8, 64, 64)), jnp.ones((8, 64, 32))
-    >>> weights = jax_megamoe.ExpertWeights(
-    ...     *jax_megamoe.quantize_fp4(dense[0]), *jax_megamoe.quantize_fp4(dense[1]))
-    >>> variables = linen.prepare({"quantized": linen.collection(weights)}, "xla")
     >>> x = jnp.ones((2, 5, 64), jnp.bfloat16)                    # [..., H]
     >>> router_weights, expert_ids = jax.lax.top_k(jnp.ones((2, 5, 8)) / 8, 2)
+    >>> variables = moe.init(jax.random.key(0), x, expert_ids, router_weights)
+    >>> variables = linen.prepare(variables)
     >>> jax.jit(moe.apply)(variables, x, expert_ids, router_weights).shape
     (2, 5, 64)
 

@@ -54,7 +54,7 @@ class MegaMoe(nnx.Module):
     ...     num_experts=8, hidden_size=64, intermediate_size=32, num_experts_per_tok=2)
     >>> mesh = jax.make_mesh((1,), ("ep",))
     >>> moe = jax_megamoe.MegaMoe(config, mesh=mesh, rngs=nnx.Rngs(0))
-    >>> moe.prepare("xla")
+    >>> moe.prepare()
     >>> x = jnp.ones((2, 5, 64), jnp.bfloat16)                    # [..., H]
     >>> router_weights, expert_ids = jax.lax.top_k(jnp.ones((2, 5, 8)) / 8, 2)
     >>> nnx.jit(lambda moe, *tokens: moe(*tokens))(moe, x, expert_ids, router_weights).shape
