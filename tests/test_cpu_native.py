@@ -18,12 +18,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from conftest import RunPython
 from contract import EXACT, ROW_BOUND
 from data import Case, exact_case, fragile_case, random_case
 from jax_megamoe import _native, targets
 from jax_megamoe.layouts import cpu as layout
 from oracle import SCALE_NAN, Array, Oracle, bf16, quantise_fp8, widen
+
+RunPython = Callable[..., str]  # the fixture run_python
 
 BF16 = ml_dtypes.bfloat16
 PATHS = _native.cpu_paths()
