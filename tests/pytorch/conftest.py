@@ -10,7 +10,6 @@ import importlib.util
 import warnings
 from typing import Any
 
-import numpy as np
 import pytest
 
 TORCH = importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")
@@ -33,17 +32,13 @@ def near(request: pytest.FixtureRequest) -> Any:
     """`near(ours, theirs, bound)`: the largest ||a - b|| / ||b|| of a row is at most bound."""
 
     def check(ours: Any, theirs: Any, bound: float) -> None:
+        from modules import distance  # it needs PyTorch
+
         found = distance(ours, theirs)
         _distances.append((request.node.name, found, bound))
         assert found <= bound
 
     return check
-
-
-def distance(ours: Any, theirs: Any) -> float:
-    one, other = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
-    assert one.shape == other.shape
-    return float((np.linalg.norm(one - other, axis=-1) / np.linalg.norm(other, axis=-1)).max())
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -90,6 +90,13 @@ def run(module: Any, x: np.ndarray, topk_idx: np.ndarray, topk_weights: np.ndarr
         return module(tokens, idx, torch.from_numpy(np.array(topk_weights))).numpy()
 
 
+def distance(ours: Any, theirs: Any) -> float:
+    """The largest ||a - b|| / ||b|| of a row."""
+    one, other = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
+    assert one.shape == other.shape
+    return float((np.linalg.norm(one - other, axis=-1) / np.linalg.norm(other, axis=-1)).max())
+
+
 def _in_turn(rows: torch.Tensor) -> torch.Tensor:
     """Gate rows, then up rows, along axis 1: gate and up in turn."""
     gate, up = rows.chunk(2, dim=1)

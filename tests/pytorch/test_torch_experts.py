@@ -10,7 +10,6 @@ import modules
 import pytest
 
 import jax_megamoe as jm
-from conftest import distance
 
 EXPERTS, HIDDEN, INTERMEDIATE, TOKENS, SLOTS = 8, 256, 192, 64, 3
 
@@ -96,4 +95,4 @@ def test_a_fault_is_seen(family, fault):
         swiglu = {**swiglu, "swiglu_limit": None}
     if fault == "expert":
         idx = (idx + 1) % EXPERTS
-    assert distance(layer(weights, (x, idx, scores), swiglu, "cpu"), wanted) > 2**-5
+    assert modules.distance(layer(weights, (x, idx, scores), swiglu, "cpu"), wanted) > 2**-5
