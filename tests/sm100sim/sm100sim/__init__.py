@@ -1,7 +1,8 @@
 """The direct face of the simulator for tests: devices, arrays, launches, reports.
 
-Adds to the native module what tests want to read well: NumPy arrays in device memory, kernel arguments packed by the kernel's own parameter
-list, and errors as exceptions. Everything that decides is in the native module.
+Adds to the native module what tests want to read well: NumPy arrays in device memory, kernel
+arguments packed by the kernel's own parameter list, and errors as exceptions. Everything that
+decides is in the native module.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class DeviceArray:
         if bad.size and not allow_undefined:
             element = int(bad[0]) // self.dtype.itemsize
             raise UndefinedOutput(
-                f"{bad.size} of {self.nbytes} bytes read by the host are undefined, the first in element {element} "
-                f"{tuple(int(i) for i in np.unravel_index(element, self.shape))}"
+                f"{bad.size} of {self.nbytes} bytes read by the host are undefined, the first in "
+                f"element {element} {tuple(int(i) for i in np.unravel_index(element, self.shape))}"
             )
         return (
             np.frombuffer(self.sim.machine.read(self.address, self.nbytes), self.dtype)
@@ -74,7 +75,9 @@ class DeviceArray:
 def pack_arguments(
     layout: Sequence[tuple[int, int]], total: int, arguments: Sequence[Any]
 ) -> bytes:
-    """The parameter bytes of a kernel: integers, floats (by the parameter's size), arrays (their address), raw bytes."""
+    """The parameter bytes of a kernel: integers, floats (by the parameter's size), arrays (their
+    address), raw bytes.
+    """
     if len(layout) != len(arguments):
         raise TypeError(f"the kernel takes {len(layout)} arguments, {len(arguments)} given")
     data = bytearray(total)
@@ -114,10 +117,14 @@ class Module:
         return names[0]
 
     def start(
-        self, kernel: str, grid: int | Sequence[int], block: int | Sequence[int], arguments: Sequence[Any], *,
+        self,
+        kernel: str, grid: int | Sequence[int], block: int | Sequence[int],
+        arguments: Sequence[Any], *,
         cluster: int | Sequence[int] | None = None, shared: int = 0, **options: Any,
     ) -> Any:  # fmt: skip
-        """Launches without running; `Sim.run` runs everything that was started. Options: see `Machine.launch`."""
+        """Launches without running; `Sim.run` runs everything that was started. Options: see
+        `Machine.launch`.
+        """
         name = self.kernel(kernel)
         params = pack_arguments(self.handle.params(name), self.handle.param_bytes(name), arguments)
         return self.sim.machine.launch(
@@ -133,14 +140,18 @@ class Module:
         *arguments: Any,
         **options: Any,
     ) -> Any:
-        """Launches and runs to the end; raises SimulationError. Returns the launch with statistics, reports and output."""
+        """Launches and runs to the end; raises SimulationError. Returns the launch with statistics,
+        reports and output.
+        """
         launch = self.start(kernel, grid, block, arguments, **options)
         self.sim.run(launch)
         return launch
 
 
 class Sim:
-    """Simulated devices. Keyword options become the defaults of every launch (seed, policy, rules, races, ...)."""
+    """Simulated devices. Keyword options become the defaults of every launch (seed, policy, rules,
+    races, ...).
+    """
 
     def __init__(
         self,
@@ -186,7 +197,9 @@ class Sim:
         return out
 
     def run(self, *launches: Any) -> None:
-        """Runs until everything is done; raises for the first error among `launches` (or does nothing for none)."""
+        """Runs until everything is done; raises for the first error among `launches` (or does
+        nothing for none).
+        """
         self.machine.run()
         for launch in launches:
             for report in launch.reports:

@@ -1,8 +1,9 @@
 """Compiles CUDA source to PTX with the pinned nvcc of requirements.txt.
 
-Decides where the compiler is (the PyPI packages of this interpreter, or the folder in SM100SIM_CUDA_HOME) and where results are kept: a
-cache keyed by everything that can change the PTX (source, options, the text of local includes, the compiler's version). The cache is an
-ignored folder and may be deleted at any time; without write access nothing is cached.
+Decides where the compiler is (the PyPI packages of this interpreter, or the folder in
+SM100SIM_CUDA_HOME) and where results are kept: a cache keyed by everything that can change the PTX
+(source, options, the text of local includes, the compiler's version). The cache is an ignored
+folder and may be deleted at any time; without write access nothing is cached.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def cuda_home() -> pathlib.Path:
             if (home / "bin" / "nvcc").is_file() and (home / "nvvm" / "bin" / "cicc").is_file():
                 return home
     raise FileNotFoundError(
-        f"the pinned nvcc is not installed for {sys.executable}: looked for nvidia/cu13/bin/nvcc in {roots}. "
-        f"Install it with: {sys.executable} -m pip install -r {REQUIREMENTS}"
+        f"the pinned nvcc is not installed for {sys.executable}: looked for nvidia/cu13/bin/nvcc "
+        f"in {roots}. Install it with: {sys.executable} -m pip install -r {REQUIREMENTS}"
     )
 
 
@@ -62,7 +63,9 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 def _local_text(
     source: str, folders: Sequence[pathlib.Path], seen: dict[pathlib.Path, str]
 ) -> None:
-    """Collects the text of quoted includes found in `folders`, recursively: they are part of the key."""
+    """Collects the text of quoted includes found in `folders`, recursively: they are part of the
+    key.
+    """
     for name in _INCLUDE.findall(source):
         for folder in folders:
             path = (folder / name).resolve()
@@ -82,41 +85,68 @@ def compile_ptx(
     lineinfo: bool = False,
 ) -> str:
     """PTX text of CUDA `source` (text, or a path to a .cu file)."""
+    extra = [*options, *(["-lineinfo"] if lineinfo else [])]
+    return _compile(source, arch, ["-ptx", *extra], include, "ptx").decode()
+
+
+def compile_library(
+    source: str | pathlib.Path,
+    *,
+    arch: str = DEFAULT_ARCH,
+    options: Sequence[str] = (),
+    include: Sequence[pathlib.Path] = (),
+) -> pathlib.Path:
+    """A shared library of the host code of `source`; its path, in the cache or in a folder that
+    lives as long as the process.
+    """
+    flags = ["-shared", "-Xcompiler", "-fPIC", f"-L{cuda_home() / 'lib'}", *options]
+    data = _compile(source, arch, flags, include, "so")
+    path = pathlib.Path(tempfile.mkdtemp(prefix="sm100sim-")) / "host.so"
+    path.write_bytes(data)
+    return path
+
+
+def _compile(
+    source: str | pathlib.Path,
+    arch: str,
+    options: Sequence[str],
+    include: Sequence[pathlib.Path],
+    suffix: str,
+) -> bytes:
     home = cuda_home()
     path = source if isinstance(source, pathlib.Path) else None
     text = path.read_text() if path else str(source)
     folders = [*([path.parent] if path else []), *include]
-    if lineinfo:
-        options = [*options, "-lineinfo"]
     flags = ["-std=c++17", f"-arch={arch}", "--expt-relaxed-constexpr", *options]
     seen: dict[pathlib.Path, str] = {}
-    _local_text(text, folders, seen)
+    own = [folder for folder in folders if "site-packages" not in folder.parts]
+    _local_text(text, own, seen)  # packages are pinned: their version stands for their text
     parts = [text, *flags, _version(home), *(f"{p.name}\0{t}" for p, t in sorted(seen.items()))]
     if any("cutlass" in str(f) for f in include):
         parts.append(importlib.metadata.version("nvidia-cutlass"))
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-    cached = CACHE / f"{key}.ptx"
+    cached = CACHE / f"{key}.{suffix}"
     if cached.is_file():
-        return cached.read_text()
+        return cached.read_bytes()
     with tempfile.TemporaryDirectory() as scratch:
         work = pathlib.Path(scratch)
         cu = path or work / "source.cu"
         if path is None:
             cu.write_text(text)
-        out = work / "out.ptx"
+        out = work / f"out.{suffix}"
         command = [
-            str(home / "bin" / "nvcc"), "-ptx", str(cu), "-o", str(out), *flags,
+            str(home / "bin" / "nvcc"), str(cu), "-o", str(out), *flags,
             *(f"-I{folder}" for folder in folders),
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"nvcc failed ({' '.join(command)}):\n{done.stdout}{done.stderr}")
-        ptx = out.read_text()
+        data = out.read_bytes()
     try:
         CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=CACHE, delete=False) as file:
-            file.write(ptx)
+        with tempfile.NamedTemporaryFile(dir=CACHE, delete=False) as file:
+            file.write(data)
         os.replace(file.name, cached)
     except OSError:
         pass  # a read-only checkout only loses the cache
-    return ptx
+    return data

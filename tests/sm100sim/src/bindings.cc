@@ -85,25 +85,6 @@ struct ModuleHandle {
   }
 };
 
-nb::dict report_dict(const Report& r) {
-  nb::dict d;
-  d["kind"] = r.kind;
-  d["rule"] = r.rule;
-  d["warning"] = r.warning;
-  d["message"] = r.message;
-  d["text"] = r.text();
-  d["kernel"] = r.kernel;
-  d["ptx_line"] = r.ptx_line;
-  d["ptx_text"] = r.ptx_text;
-  d["source"] = r.source;
-  d["device"] = r.device;
-  d["cta"] = r.cta;
-  d["warp"] = r.warp;
-  d["lane"] = r.lane;
-  d["address"] = r.address;
-  return d;
-}
-
 nb::dict statistics(const Statistics& s) {
   nb::dict d, by_class;
   for (int i = 0; i < kClasses; ++i)
@@ -146,6 +127,44 @@ LaunchConfig config_of(std::array<uint32_t, 3> grid, std::array<uint32_t, 3> blo
 }
 
 }  // namespace
+
+nb::dict report_dict(const Report& r) {
+  nb::dict d;
+  d["kind"] = r.kind;
+  d["rule"] = r.rule;
+  d["warning"] = r.warning;
+  d["message"] = r.message;
+  d["text"] = r.text();
+  d["kernel"] = r.kernel;
+  d["ptx_line"] = r.ptx_line;
+  d["ptx_text"] = r.ptx_text;
+  d["source"] = r.source;
+  d["device"] = r.device;
+  d["cta"] = r.cta;
+  d["warp"] = r.warp;
+  d["lane"] = r.lane;
+  d["address"] = r.address;
+  return d;
+}
+
+Options parse_options(uint64_t seed, const std::string& policy, const std::string& rules,
+                      bool races, bool exact_mma, uint64_t step_limit, int idle_limit) {
+  if (policy != "eager" && policy != "latest" && policy != "random")
+    throw nb::value_error(("policy `" + policy + "`: random, eager or latest").c_str());
+  if (rules != "strict" && rules != "hardware")
+    throw nb::value_error(("rules `" + rules + "`: strict or hardware").c_str());
+  Options o;
+  o.seed = seed;
+  o.policy = policy == "eager"    ? Policy::kEager
+             : policy == "latest" ? Policy::kLatest
+                                  : Policy::kRandom;
+  o.rules = rules == "strict" ? Rules::kStrict : Rules::kHardware;
+  o.races = races;
+  o.exact_mma = exact_mma;
+  o.step_limit = step_limit;
+  o.idle_limit = idle_limit;
+  return o;
+}
 
 void bind_machine(nb::module_& m) {
   nb::exception<PtxError>(m, "PtxError");
@@ -222,20 +241,8 @@ void bind_machine(nb::module_& m) {
              bool races, bool exact_mma, uint64_t step_limit, int idle_limit,
              std::vector<std::shared_ptr<Grid>> after) {
             const Program& p = module.program(kernel);
-            Options o;
-            o.seed = seed;
-            o.policy = policy == "eager"    ? Policy::kEager
-                       : policy == "latest" ? Policy::kLatest
-                                            : Policy::kRandom;
-            if (policy != "eager" && policy != "latest" && policy != "random")
-              throw nb::value_error("policy: random, eager or latest");
-            if (rules != "strict" && rules != "hardware")
-              throw nb::value_error("rules: strict or hardware");
-            o.rules = rules == "strict" ? Rules::kStrict : Rules::kHardware;
-            o.races = races;
-            o.exact_mma = exact_mma;
-            o.step_limit = step_limit;
-            o.idle_limit = idle_limit;
+            const Options o =
+                parse_options(seed, policy, rules, races, exact_mma, step_limit, idle_limit);
             std::vector<uint8_t> bytes(params.size());
             std::memcpy(bytes.data(), params.c_str(), params.size());
             return launch(self.world, p, std::move(bytes),
@@ -275,4 +282,5 @@ void bind_machine(nb::module_& m) {
 NB_MODULE(_sm100sim, m) {
   m.doc() = "Functional simulator of the SM100, for tests.";
   bind_machine(m);
+  bind_driver(m);
 }

@@ -1,9 +1,11 @@
+# ruff: noqa: E501 - CUDA and PTX text reads best with one instruction or kernel line a line
 """Kernels compiled by nvcc from plain CUDA: arithmetic, divergence, shared memory, warp operations, calls, printf. Expectations: NumPy."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from sm100sim import Sim, SimulationError, UndefinedOutput, nvcc
 
 SOURCE = r"""

@@ -192,10 +192,10 @@ void build_atomic(Build& b) {
   "{space:global,shared,shared::cta,shared::cluster} {L2::cache_hint} {vec:v2,v4,v8} "
 constexpr Form kForms[] = {
     {"atom" QUALS "<op:add,min,max,inc,dec,and,or,xor,exch,cas> {noftz} "
-                  "<type:b16,b32,b64,b128,u32,u64,s32,s64,f32,f64,f16,bf16,f16x2,bf16x2>",
+     "<type:b16,b32,b64,b128,u32,u64,s32,s64,f32,f64,f16,bf16,f16x2,bf16x2>",
      3, 5, Class::kAtomic, build_atomic},
     {"red" QUALS "<op:add,min,max,inc,dec,and,or,xor> {noftz} "
-                 "<type:b32,b64,u32,u64,s32,s64,f32,f64,f16,bf16,f16x2,bf16x2>",
+     "<type:b32,b64,u32,u64,s32,s64,f32,f64,f16,bf16,f16x2,bf16x2>",
      2, 3, Class::kAtomic, build_atomic},
 };
 #undef QUALS

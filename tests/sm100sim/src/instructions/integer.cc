@@ -107,11 +107,13 @@ U<T> f_sad(T a, T b, U<T> c) {
     static Handler handler() { return op2<T, T, T, FN<T>>; } \
   };
 BINARY(Add, f_add)
-BINARY(Sub, f_sub) BINARY(Mul, f_mul) BINARY(MulHi, f_mulhi) BINARY(Div, f_div) BINARY(Rem, f_rem)
-    BINARY(Min, f_min) BINARY(Max, f_max)
+BINARY(Sub, f_sub)
+BINARY(Mul, f_mul)
+BINARY(MulHi, f_mulhi)
+BINARY(Div, f_div) BINARY(Rem, f_rem) BINARY(Min, f_min) BINARY(Max, f_max)
 #undef BINARY
-        template <class T>
-        struct Mad {
+    template <class T>
+    struct Mad {
   static Handler handler() { return op3<T, T, T, T, f_mad<T>>; }
 };
 template <class T>

@@ -79,7 +79,7 @@ std::vector<Form>& table() {
     forms_integer(f), forms_logic(f), forms_float(f), forms_compare(f), forms_convert(f),
         forms_move(f), forms_memory(f);
     forms_atomic(f), forms_control(f), forms_warp(f), forms_barrier(f), forms_mbarrier(f),
-        forms_fence(f), forms_bulk(f);
+        forms_fence(f), forms_bulk(f), forms_cp_async(f), forms_launch_control(f);
     forms_tensor_copy(f), forms_tensor_memory(f), forms_tensor_core(f), forms_matrix(f),
         forms_system(f);
     return f;

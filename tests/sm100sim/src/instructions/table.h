@@ -81,6 +81,8 @@ SM100SIM_FORMS(forms_barrier);
 SM100SIM_FORMS(forms_mbarrier);
 SM100SIM_FORMS(forms_fence);
 SM100SIM_FORMS(forms_bulk);
+SM100SIM_FORMS(forms_cp_async);
+SM100SIM_FORMS(forms_launch_control);
 SM100SIM_FORMS(forms_tensor_copy);
 SM100SIM_FORMS(forms_tensor_memory);
 SM100SIM_FORMS(forms_tensor_core);

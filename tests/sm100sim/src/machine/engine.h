@@ -36,7 +36,6 @@ bool run(World& world, const Grid* grid = nullptr);
 /// At most `slices` scheduling decisions; false when there was nothing left to do.
 bool run_some(World& world, int slices, bool* stuck);
 
-void add_task(World& world, const TaskRef& task);
 void fail_grid(World& world, Grid& grid, Report report);
 Report deadlock_report(World& world, Grid& grid, const std::string& why);
 

@@ -80,6 +80,8 @@ struct Exec {
 /// anew.
 void event(World& world);
 
+void add_task(World& world, const TaskRef& task);
+
 // Waking is by kind and place; woken statements run again and look for themselves.
 void wake_barrier(Cta& cta, uint64_t id);
 void wake_mbarrier(World& world, Cta& cta, uint32_t offset);

@@ -97,6 +97,16 @@ struct Gather {
   std::vector<Fragment*> fragments;
 };
 
+/// A tcgen05.ld whose registers become defined at wait::ld.
+struct TmemLoad {
+  TaskRef task;
+  TaskRef unwaited;  // done at wait::ld: until then the columns must not be reused
+  std::shared_ptr<Frame> frame;
+  std::vector<int32_t> regs;  // -1: not wanted
+  std::shared_ptr<std::vector<uint32_t>> values;
+  std::shared_ptr<std::vector<uint8_t>> poison;
+};
+
 struct Warp {
   Cta* cta = nullptr;
   int index = 0;
@@ -111,16 +121,23 @@ struct Warp {
   uint32_t init_fenced = 0;  // lanes that executed fence.mbarrier_init
   uint32_t uid = 0;          // index into World::proxy_fences
   std::array<BulkGroups, kLanes> bulk;
-  std::vector<TaskRef> tmem_loads, tmem_stores;  // outstanding tcgen05.ld / .st
-  std::map<std::pair<int, int>, TaskRef>
-      tensor_pipe;  // (lane, cta_group): last tcgen05 task, for implicit order
+  std::vector<TmemLoad> tmem_loads;
+  std::map<std::pair<int, int>, Clock> tensor_clock;
+  std::vector<TaskRef> tmem_stores;
   std::map<std::pair<int, int>, std::vector<TaskRef>>
-      tensor_open;  // since the last commit and before
-  std::vector<std::vector<TaskRef>>
-      cp_async;  // non-bulk cp.async groups per lane (index lane * 2 + ...)
+      tensor_open;                             // (lane, cta_group): issued, oldest first
+  std::vector<std::vector<TaskRef>> cp_async;  // per lane, since the last commit_group
+  std::vector<std::vector<std::vector<TaskRef>>> cp_async_groups;  // per lane
   uint32_t setmaxnreg = 0;
   std::array<uint32_t, kLanes> cluster_phase{};  // cluster barriers arrived at
   uint32_t cluster_pending = 0;                  // lanes between arrive and wait
+  std::array<uint32_t, kLanes>
+      sync_event{};  // event of the last barrier or mbarrier a lane got past
+  std::array<uint32_t, kLanes> after_fence{};  // event of its last tcgen05.fence::after_thread_sync
+  std::array<uint32_t, kLanes> before_fence{};  // and of ::before_thread_sync
+  void synchronised(uint32_t lanes, uint32_t now) {
+    for_lanes(lanes, [&](int lane) { sync_event[static_cast<size_t>(lane)] = now; });
+  }
   int ready_index = -1;  // place in World::ready, -1 when no fragment can run
 };
 
@@ -173,6 +190,12 @@ struct Cluster {
   Clock released, completed, proxied, completed_proxied;
   uint32_t live_threads = 0;
   int open_tasks = 0;
+  struct PairAlloc {
+    uint32_t waiting = 0;  // CTAs of the pair that stand at tcgen05.alloc
+    uint32_t columns = 0;
+    int64_t granted[2] = {-1, -1};
+  };
+  std::map<uint32_t, PairAlloc> pair_allocs;
 };
 
 struct LaunchConfig {
@@ -216,7 +239,8 @@ struct Grid {
   std::vector<Report> reports;
   Statistics stats;
   std::vector<uint32_t> warp_uids;
-  std::string output;  // vprintf
+  std::vector<int> agents;  // of the race detector
+  std::string output;       // vprintf
   std::mt19937_64 rng;
   std::function<void(Grid&)> on_done;
 };
@@ -227,7 +251,23 @@ struct Sm {
   int gpc = 0;
   uint32_t shared_used = 0, threads_used = 0, regs_used = 0, ctas = 0;
   std::unique_ptr<tensorcore::Tmem> tmem;  // made on first use
-  std::vector<TaskRef> tmem_tasks;         // in flight on this tensor memory
+  struct TmemWork {
+    TaskRef task;
+    Warp* warp;
+    int issuer_lane;
+    int lane, lanes, column, columns;
+    bool write;
+  };
+  std::vector<TmemWork> tmem_work;  // in flight on this tensor memory
+  struct TmemUse {
+    uint32_t warp_uid = 0, event = 0;
+    int issuer_lane = 0;
+    Warp* warp = nullptr;
+    bool committed = false;  // the accessor's completion was published by a commit
+    bool write = false;
+  };
+  std::vector<TmemUse> tmem_uses;  // per column and quarter of the lanes: the last finished access
+                                   // by a tcgen05 instruction
 };
 
 struct DeviceConfig {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "async/tmem_work.h"
+#include "checks/race.h"
 #include "machine/engine.h"
 #include "machine/exec.h"
 
@@ -44,7 +46,8 @@ std::vector<int> place(const std::vector<Sm>& sms, int per, const Program& p, co
     const int first = g * per, count = std::min(per, total - first);
     std::vector<int> chosen;
     std::vector<Room> trial = extra;
-    // Spread over SMs first, then stack: the CTAs of a cluster may share an SM when they fit.
+    // Emptiest SMs first. The CTAs of a cluster lie on different SMs, unless the GPC has fewer.
+    std::vector<bool> taken(sms.size());
     for (int round = 0; round < static_cast<int>(kCtasPerSm) && static_cast<int>(chosen.size()) < n;
          ++round) {
       for (int j = 0; j < count && static_cast<int>(chosen.size()) < n; ++j) {
@@ -53,10 +56,12 @@ std::vector<int> place(const std::vector<Sm>& sms, int per, const Program& p, co
         if (static_cast<int>(sms[static_cast<size_t>(s)].ctas +
                              trial[static_cast<size_t>(s)].ctas) > round)
           continue;
+        if (taken[static_cast<size_t>(s)] && n <= count) continue;
         if (!fits(sms[static_cast<size_t>(s)], trial[static_cast<size_t>(s)], p, c)) continue;
         Room& r = trial[static_cast<size_t>(s)];
         r.shared += shared_of(p, c), r.threads += threads_of(c), r.regs += regs_of(p, c), ++r.ctas;
         chosen.push_back(s);
+        taken[static_cast<size_t>(s)] = true;
       }
     }
     if (static_cast<int>(chosen.size()) == n) {
@@ -164,6 +169,7 @@ void start_cta(World& world, Grid& grid, Cluster& cluster, uint32_t rank, Sm& sm
     grid.warp_uids.push_back(warp->uid);
     warp->setmaxnreg = grid.program->regs_per_thread;
     init_specials(*warp);
+    race_warp_start(world, *warp);
     spawn(*warp, warp->live, 0, make_frame(grid.program, nullptr, 0), nullptr);
     cta->warps.push_back(std::move(warp));
   }
@@ -180,6 +186,7 @@ bool dependencies_met(const Grid& grid) {
 
 void finish_grid(World& world, Grid& grid) {
   grid.done = true;
+  race_grid_end(world, grid);
   // The end of a grid orders all it wrote before everything that starts later, in every proxy.
   for (uint32_t uid : grid.warp_uids) world.proxy_fences[uid].fill(UINT32_MAX);
   const auto at = std::find_if(world.grids.begin(), world.grids.end(),
@@ -284,6 +291,7 @@ std::shared_ptr<Grid> launch(World& world, const Program& program, std::vector<u
   grid->after = std::move(after);
   grid->on_done = std::move(on_done);
   if (world.grids.empty()) world.rng.seed(options.seed * 0x9E3779B97F4A7C15ull + 12345);
+  if (options.races) race_enable(world);
   world.grids.push_back(grid);
   event(world);
   return grid;
@@ -336,9 +344,13 @@ void release_cta(Cta& cta) {
   std::string why;
   for (const TmemLease& lease : cta.tmem) {
     sm.tmem->deallocate(static_cast<int>(lease.column), static_cast<int>(lease.columns),
-                        static_cast<int>(cta.linear), &why);
+                        tmem_owner(cta), &why);
   }
   cta.tmem.clear();
+  std::erase_if(sm.tmem_work, [&](const Sm::TmemWork& w) { return w.warp->cta == &cta; });
+  for (Sm::TmemUse& use : sm.tmem_uses) {
+    if (use.warp != nullptr && use.warp->cta == &cta) use = {};
+  }
 }
 
 void finish_threads(World& world, Warp& warp) {
@@ -385,6 +397,7 @@ void finish_threads(World& world, Warp& warp) {
 void reap_cluster(World& world, Cluster& cluster) {
   if (cluster.live_threads > 0 || cluster.open_tasks > 0) return;
   Grid& grid = *cluster.grid;
+  for (const auto& cta : cluster.ctas) race_forget(world, cta->shared.get());
   ++grid.clusters_done;
   std::erase_if(grid.running, [&](const auto& p) { return p.get() == &cluster; });
   if (grid.clusters_done == grid.clusters_total) finish_grid(world, grid);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "checks/race.h"
 #include "machine/engine.h"
 #include "machine/exec.h"
 
@@ -141,6 +142,8 @@ void run_task(World& world, size_t index) {
     task->steps[task->next_step]();
     ++task->next_step;
     if (task->next_step < task->steps.size()) {
+      event(world);
+      wake_kind(world, WaitKind::kBulkGroup);
       task->due = world.step + world.rng() % 200;
       return;
     }
@@ -153,6 +156,7 @@ void run_task(World& world, size_t index) {
     return;
   }
   task->done = true;
+  race_task_end(world, *task);
   for (const Hold& h : task->holds) {
     if (!h.write) h.block->add_readers(h.offset, h.bytes, -1);
   }
