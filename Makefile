@@ -71,12 +71,12 @@ setup-simulator: setup
 
 # ---- the package, installed in place: a changed .py file needs nothing, a changed C++ file one incremental build
 INSTALL = $(BIN)/python -m pip install --verbose --no-build-isolation --no-deps --disable-pip-version-check \
-  -C cmake.define.JAXLIB_INCLUDE_DIR=$(HEADERS) --editable .
+  --config-settings=cmake.define.JAXLIB_INCLUDE_DIR=$(HEADERS) --editable .
 # The log is long; what matters of it is which parts were built, or, after a failure, its end.
 define install
 @mkdir -p build/$(TAG)
 @echo "building into build/$(TAG)/$(1), log in build/$(TAG)/$(1).log"
-@$(INSTALL) -C build-dir=build/$(TAG)/$(1) $(2) >build/$(TAG)/$(1).log 2>&1 || \
+@$(INSTALL) --config-settings=build-dir=build/$(TAG)/$(1) $(2) >build/$(TAG)/$(1).log 2>&1 || \
   { grep -v '^ *\[[0-9]*/[0-9]*\]' build/$(TAG)/$(1).log | tail -n 60; exit 1; }
 @sed -n 's/^ *-- \(jax_megamoe: \)/\1/p' build/$(TAG)/$(1).log
 endef
@@ -87,7 +87,7 @@ build/$(TAG)/demo.built: $(SOURCES) $(VENV)/contents
 
 # What the tests need is more than the demo's: whoever has it need not build for the demo.
 build/$(TAG)/test.built: $(SOURCES) $(CPP_TESTS) $(VENV)/contents
-	$(call install,test,-C cmake.define.JAX_MEGAMOE_SM100=ON -C cmake.define.JAX_MEGAMOE_TESTS=ON)
+	$(call install,test,-C cmake.define.JAX_MEGAMOE_SM100=ON --config-settings=cmake.define.JAX_MEGAMOE_TESTS=ON)
 	@touch build/$(TAG)/demo.built $@
 
 $(VENV)/contents:

@@ -130,7 +130,7 @@ def build_wheel(python: Path, version: str) -> Path:
     print(f"Python {version}: building a wheel, log in {log.relative_to(ROOT)}", flush=True)
     # fmt: off
     command = [sys.executable, "-m", "pip", "--python", python, "wheel", "--verbose", "--no-deps",
-               "-C", "cmake.define.JAX_MEGAMOE_SM100=ON", "--wheel-dir", DIST, ROOT]
+               "--config-settings=cmake.define.JAX_MEGAMOE_SM100=ON", "--wheel-dir", DIST, ROOT]
     # fmt: on
     with log.open("w") as file:
         code = subprocess.run(

@@ -51,7 +51,7 @@ def wheel(build_tools: None, tmp_path_factory: pytest.TempPathFactory) -> zipfil
     # tests in the wheel" the stronger.
     options += ["cmake.define.JAX_MEGAMOE_SM100=ON", "cmake.define.JAX_MEGAMOE_TESTS=ON"]
     pip = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--verbose"]
-    settings = [part for option in options for part in ("-C", option)]
+    settings = [f"--config-settings={option}" for option in options]
     run([*pip, *settings, "--wheel-dir", str(target), str(ROOT)])
     (path,) = target.glob("jax_megamoe-*.whl")
     return zipfile.ZipFile(path)
