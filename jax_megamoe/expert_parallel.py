@@ -167,8 +167,10 @@ def mesh_of_call(mesh: AnyMesh | None) -> AnyMesh | None:
     """The mesh given, else the one in context (abstract inside a trace), else None; inside a
     shard_map the one in context in any case, since only it says which axes are manual.
     """
+    validation.check_mesh(mesh)
     context: AnyMesh = jax.sharding.get_abstract_mesh()
     if mesh is not None and not context.manual_axes:
+        validation.check_mesh_in_context(mesh, context)
         return mesh
     if context.empty:
         return None

@@ -232,7 +232,12 @@ def _normalise(
 def _dequantize(values: Array, scale: Array, dtype: DTypeLike) -> Array:
     groups = values.shape[-1] // GROUP
     byte = scale_bytes(scale, groups)
-    grouped = values.reshape(*values.shape[:-1], groups, GROUP)
+    if byte.shape != (*values.shape[:-1], groups):
+        raise ValueError(
+            f"scale has shape {scale.shape} (as bytes {byte.shape}), but the values have shape "
+            f"{values.shape}: one scale for each {GROUP} values of the last axis is accepted."
+        )
+    grouped = values.reshape(*byte.shape, GROUP)
     return apply_scale(grouped, byte[..., None]).reshape(values.shape).astype(dtype)
 
 

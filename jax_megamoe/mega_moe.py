@@ -96,7 +96,8 @@ def check_call(weights: Weights, implementation: str | None, devices: Iterable[A
     else:
         raise TypeError(
             f"weights is a {type(weights).__name__}; an ExpertWeights or a PreparedWeights is "
-            "accepted."
+            "accepted: ExpertWeights(gate_up_proj, gate_up_proj_scale_inv, down_proj, "
+            "down_proj_scale_inv), or moe.expert_weights() of a module."
         )
 
 

@@ -147,8 +147,8 @@ def check_scale(name: str, scale: Any, k: int) -> None:
     if dtype == jnp.float8_e4m3fn or per_16:
         raise NotImplementedError(
             f"{name} has dtype {dtype} and {length} scales along k = {k}: that is NVFP4 "
-            "(float8_e4m3fn scales, one per 16 weights). Mega MoE needs MXFP4: UE8M0 scales, one "
-            f"per 32 ({k // GROUP} here); dequantise and re-quantise with "
+            "(float8_e4m3fn scales, or one per 16 weights). Mega MoE needs MXFP4: UE8M0 scales, "
+            f"one per 32 ({k // GROUP} here); dequantise and re-quantise with "
             "jax_megamoe.quantize_fp4."
         )
     if dtype not in [np.dtype(accepted) for accepted in _SCALE_DTYPES]:
@@ -263,7 +263,8 @@ def check_weight_shapes(weights: Any, *, lead: int = 1) -> tuple[int, int]:
             f"gate_up_proj has {two_i} rows (shape {weights.gate_up_proj.shape}); an even number "
             "is accepted: I gate rows, then I up rows."
         )
-    check_sizes(hidden, intermediate)
+    shape = tuple(weights.gate_up_proj.shape)
+    check_sizes(hidden, intermediate, f" by gate_up_proj {shape}, which is [E, 2I, H/2]")
     _check_shape(
         "down_proj",
         weights.down_proj,
@@ -274,12 +275,15 @@ def check_weight_shapes(weights: Any, *, lead: int = 1) -> tuple[int, int]:
     for name in ("gate_up_proj", "down_proj"):
         codes, scale = getattr(weights, name), getattr(weights, f"{name}_scale_inv")
         k = 2 * codes.shape[-1]
-        groups = math.ceil(k / (4 * GROUP)) if np.dtype(scale.dtype) == np.int32 else k // GROUP
+        groups, how = k // GROUP, ""
+        if np.dtype(scale.dtype) == np.int32:
+            groups = math.ceil(groups / 4)
+            how = ", four packed in an int32 (one an element: cast them with .astype(jnp.uint8))"
         _check_shape(
             f"{name}_scale_inv",
             scale,
             (*codes.shape[:-1], groups),
-            f"one scale for {GROUP} weights of {name} {codes.shape}",
+            f"one scale for {GROUP} weights of {name} {codes.shape}{how}",
         )
     for name, rows in (("gate_up_proj_bias", two_i), ("down_proj_bias", hidden)):
         bias = getattr(weights, name)
@@ -289,11 +293,12 @@ def check_weight_shapes(weights: Any, *, lead: int = 1) -> tuple[int, int]:
 
 
 def check_integer(name: str, value: Any) -> None:
-    if not isinstance(value, (int, np.integer)):
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
         raise TypeError(f"{name} is {value!r} ({type(value).__name__}); an integer is accepted.")
 
 
-def check_sizes(hidden: int, intermediate: int) -> None:
+def check_sizes(hidden: int, intermediate: int, source: str = "") -> None:
+    """Refuses H and I that are no multiples of 32; `source` says where they were read."""
     for letter, name, value in (
         ("H", "hidden size", hidden),
         ("I", "intermediate size", intermediate),
@@ -301,8 +306,8 @@ def check_sizes(hidden: int, intermediate: int) -> None:
         check_integer(f"{letter} ({name})", value)
         if value <= 0 or value % GROUP:
             raise ValueError(
-                f"{letter} ({name}) is {value}; a positive multiple of {GROUP} is accepted, since "
-                f"{GROUP} values share one scale. Pad the weights with zeros."
+                f"{letter} ({name}) is {value}{source}; a positive multiple of {GROUP} is "
+                f"accepted, since {GROUP} values share one scale. Pad the weights with zeros."
             )
 
 
@@ -366,7 +371,31 @@ def axis_names(axis_name: AxisName | None) -> tuple[str, ...]:
             'axis_name="ep", and a mesh that has it, e.g. jax.make_mesh((jax.device_count(),), '
             '("ep",)); one device is a mesh of size 1.'
         )
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"axis_name is {axis_name!r}, which names an axis twice; each once is accepted."
+        )
     return names
+
+
+def check_mesh(mesh: Any) -> None:
+    """Refuses what is no mesh, such as a list of devices."""
+    if mesh is not None and not isinstance(mesh, (jax.sharding.Mesh, jax.sharding.AbstractMesh)):
+        raise TypeError(
+            f"mesh has type {type(mesh).__name__}; a jax.sharding.Mesh or None (the one in "
+            'context) is accepted: jax.make_mesh((jax.device_count(),), ("ep",)); devices= takes '
+            "some of them."
+        )
+
+
+def check_mesh_in_context(mesh: Any, context: Any) -> None:
+    """Refuses a mesh other than the one that jax.set_mesh has entered."""
+    given = mesh.abstract_mesh if isinstance(mesh, jax.sharding.Mesh) else mesh
+    if not context.empty and given != context:
+        raise ValueError(
+            f"mesh is {given}, but the mesh in context (jax.set_mesh) is {context}; within it, "
+            "that one is accepted. Leave mesh=None, or call outside of jax.set_mesh."
+        )
 
 
 def check_axis_in_mesh(axis_name: AxisName | None, mesh_axes: Sequence[str] | None) -> None:
@@ -469,8 +498,13 @@ def check_array(name: str, value: Any) -> None:
     """Refuses what is no array, such as lists, None and another framework's tensors."""
     if not isinstance(getattr(value, "dtype", None), np.dtype) or not hasattr(value, "shape"):
         raise TypeError(
-            f"{name} is a {type(value).__name__}; a JAX or NumPy array is accepted: convert it "
-            f"with jnp.asarray({name})."
+            f"{name} is a {type(value).__name__}; a JAX or NumPy array is accepted: "
+            + (
+                "give one."
+                if value is None
+                else f"convert it with jnp.asarray({name}), a torch tensor with "
+                f"jnp.from_dlpack({name})."
+            )
         )
 
 
@@ -590,6 +624,18 @@ def check_weights_or_rngs(weights: Any, rngs: Any) -> None:
             "neither weights nor rngs was given; pass weights=ExpertWeights(...), or "
             "rngs=nnx.Rngs(seed) for random weights."
         )
+    if rngs is not None and not hasattr(rngs, "params"):
+        raise TypeError(
+            f"rngs has type {type(rngs).__name__}; an nnx.Rngs is accepted: rngs=nnx.Rngs(0)."
+        )
+
+
+def check_config(config: Any, config_type: type[Any]) -> None:
+    if not isinstance(config, config_type):
+        raise TypeError(
+            f"config has type {type(config).__name__}; a MegaMoeConfig is accepted: "
+            "MegaMoeConfig(num_experts, hidden_size, intermediate_size, num_experts_per_tok)."
+        )
 
 
 # --- activation, transforms ---------------------------------------------------------------------
@@ -612,7 +658,8 @@ def check_swiglu(limit: float | None, alpha: float, beta: float) -> None:
                 f"{name} is a traced array ({value}); a Python number is accepted, since it is "
                 "compiled into the call. Mark it static in jax.jit."
             )
-        if value is not None and not isinstance(value, (int, float, np.number)):
+        number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+        if value is not None and not number:
             raise TypeError(
                 f"{name} is a {type(value).__name__}; a Python number is accepted"
                 f"{' or None' if name == 'swiglu_limit' else ''}."

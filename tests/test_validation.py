@@ -786,3 +786,56 @@ def test_scales_of_ml_dtypes_on_the_host_are_accepted() -> None:
     for name in ("gate_up_proj_scale_inv", "down_proj_scale_inv"):
         scale = np.asarray(getattr(weights, name)).view(ml_dtypes.float8_e8m0fnu)
         assert_as_on_one_device(computed(**{name: scale}), "cpu")
+
+
+@pytest.mark.parametrize("mesh", [4, jax.devices()])
+def test_what_is_no_mesh_is_refused(mesh: Any) -> None:
+    with refused(TypeError, f"mesh has type {type(mesh).__name__}", "jax.make_mesh"):
+        by_expert_parallel(mesh=mesh)
+
+
+def test_another_mesh_than_the_one_in_context_is_refused() -> None:
+    with (
+        jax.set_mesh(mesh_of(ep=8)),
+        refused(ValueError, "'ep': 1", "'ep': 8", "jax.set_mesh", "mesh=None"),
+    ):
+        by_expert_parallel(mesh=mesh_of(ep=1))
+
+
+def test_an_axis_named_twice_is_refused() -> None:
+    with refused(ValueError, "('ep', 'ep')", "twice"):
+        by_expert_parallel(axis_name=("ep", "ep"))
+
+
+def test_transposed_weights_are_refused_with_their_shape() -> None:
+    codes = jnp.asarray(arguments()["weights"].gate_up_proj)
+    shape = (codes.shape[0], codes.shape[2], 30)
+    with refused(ValueError, "gate_up_proj", "[E, 2I, H/2]"):
+        by_expert_parallel(gate_up_proj=jnp.zeros(shape, jnp.int8))
+
+
+def test_unpacked_int32_scales_are_refused_with_the_packing() -> None:
+    scale = jnp.asarray(arguments()["weights"].gate_up_proj_scale_inv).view(jnp.uint8)
+    with refused(ValueError, "gate_up_proj_scale_inv", "four packed in an int32", "jnp.uint8"):
+        by_expert_parallel(gate_up_proj_scale_inv=scale.astype(jnp.int32))
+
+
+def test_modules_refuse_another_config_or_rngs() -> None:
+    from flax import nnx
+
+    with refused(TypeError, "config has type dict", "MegaMoeConfig("):
+        jax_megamoe.MegaMoe({}, rngs=nnx.Rngs(0))  # type: ignore[arg-type]
+    with refused(TypeError, "rngs has type int", "nnx.Rngs(0)"):
+        jax_megamoe.MegaMoe(MegaMoeConfig(4, 64, 32, 2), rngs=0)  # type: ignore[arg-type]
+
+
+def test_scales_of_another_shape_are_not_dequantised() -> None:
+    with refused(ValueError, "(4, 3)", "(4, 64)", "32 values"):
+        jax_megamoe.dequantize_fp4(jnp.zeros((4, 32), jnp.int8), jnp.zeros((4, 3), jnp.uint8))
+
+
+def test_truth_values_are_no_numbers() -> None:
+    with refused(TypeError, "num_experts is True", "integer"):
+        MegaMoeConfig(True, 64, 32, 1)
+    with refused(TypeError, "swiglu_limit is a bool"):
+        by_expert_parallel(swiglu_limit=True)

@@ -65,6 +65,7 @@ def check_layer(
       mesh: None: the mesh in context, and if there is none, what depends on it is left to the
         call.
     """
+    validation.check_config(config, MegaMoeConfig)
     mesh = mesh_of_call(mesh)
     devices = platforms.context_devices(mesh, *jax.tree.leaves(weights))
     if weights is None:
