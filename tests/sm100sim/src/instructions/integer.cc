@@ -110,7 +110,9 @@ BINARY(Add, f_add)
 BINARY(Sub, f_sub)
 BINARY(Mul, f_mul)
 BINARY(MulHi, f_mulhi)
-BINARY(Div, f_div) BINARY(Rem, f_rem) BINARY(Min, f_min) BINARY(Max, f_max)
+BINARY(Div, f_div)
+BINARY(Rem, f_rem)
+BINARY(Min, f_min) BINARY(Max, f_max)
 #undef BINARY
     template <class T>
     struct Mad {
