@@ -87,7 +87,7 @@ build/$(TAG)/demo.built: $(SOURCES) $(VENV)/contents
 
 # What the tests need is more than the demo's: whoever has it need not build for the demo.
 build/$(TAG)/test.built: $(SOURCES) $(CPP_TESTS) $(VENV)/contents
-	$(call install,test,-C cmake.define.JAX_MEGAMOE_SM100=ON --config-settings=cmake.define.JAX_MEGAMOE_TESTS=ON)
+	$(call install,test,--config-settings=cmake.define.JAX_MEGAMOE_SM100=ON --config-settings=cmake.define.JAX_MEGAMOE_TESTS=ON)
 	@touch build/$(TAG)/demo.built $@
 
 $(VENV)/contents:
