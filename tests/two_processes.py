@@ -72,6 +72,10 @@ def main() -> None:
         save_own_part(layer("cpu")(*tokens, prepared), folder, "prepared")
         y = jax_megamoe.expert_parallel(*tokens, weights, axis_name="ep", mesh=mesh)
         save_own_part(y, folder, "eager")
+        # Arrays of the host, equal on both: each device takes its part.
+        host = (case.x, case.topk_idx, case.topk_weights, jax_megamoe.ExpertWeights(**case.weights))
+        y = jax_megamoe.expert_parallel(*host, axis_name="ep", mesh=mesh)
+        save_own_part(y, folder, "host")
         return
     call = layer("cpu")
     call(*tokens, weights).block_until_ready()
