@@ -78,14 +78,20 @@ void scale_factors(const char* name) {
   LD(lanes, bits, 2) LD(lanes, bits, 4) LD(lanes, bits, 8) LD(lanes, bits, 16) LD(lanes, bits, 32)
 
 int main() {
-  LD32(16, 256)
-  LD32(16, 128)
-  LD(16, 128, 64)
-  LD32(16, 64)
-  LD(16, 64, 64) LD(16, 64, 128) LD32(16, 32) LD(16, 32, 64) LD(16, 32, 128) LD32(32, 32)
-      LD(32, 32, 64) LD(32, 32, 128)
+  LD32(16, 256);
+  LD32(16, 128);
+  LD(16, 128, 64);
+  LD32(16, 64);
+  LD(16, 64, 64);
+  LD(16, 64, 128);
+  LD32(16, 32);
+  LD(16, 32, 64);
+  LD(16, 32, 128);
+  LD32(32, 32);
+  LD(32, 32, 64);
+  LD(32, 32, 128);
 
-          copy_rows<SM100::TMEM::UTCCP::SM100_UTCCP_4x32dp128bit_1cta>("32x128b.warpx4", 32);
+  copy_rows<SM100::TMEM::UTCCP::SM100_UTCCP_4x32dp128bit_1cta>("32x128b.warpx4", 32);
   copy_rows<SM100::TMEM::UTCCP::SM100_UTCCP_2x64dp128bitlw0213_1cta>("64x128b.warpx2::02_13", 64);
   copy_rows<SM100::TMEM::UTCCP::SM100_UTCCP_2x64dp128bitlw0123_1cta>("64x128b.warpx2::01_23", 32);
 

@@ -112,10 +112,11 @@ BINARY(Mul, f_mul)
 BINARY(MulHi, f_mulhi)
 BINARY(Div, f_div)
 BINARY(Rem, f_rem)
-BINARY(Min, f_min) BINARY(Max, f_max)
+BINARY(Min, f_min)
+BINARY(Max, f_max)
 #undef BINARY
-    template <class T>
-    struct Mad {
+template <class T>
+struct Mad {
   static Handler handler() { return op3<T, T, T, T, f_mad<T>>; }
 };
 template <class T>
