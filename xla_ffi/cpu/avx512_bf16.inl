@@ -1,8 +1,8 @@
 // Products in AVX-512 BF16, over the dot instruction as a parameter: path_avx512_bf16.cc has the
 // real one, the C++ tests put a bit-exact emulation in its place on machines without it.
 //
-// Registers of the tallest tile, 12 rows x 2 panels: 24 partial sums, 2 weight vectors, 1 spread
-// pair of activations, 2 code vectors, 1 table (the 16 FP4 values twice, since vpermw's index reads
+// Registers of the tallest tile, 6 rows x 4 panels: 24 partial sums, 4 weight vectors, 1 spread
+// pair of activations, 1 table (the 16 FP4 values twice, since vpermw's index reads
 // 5 bits of each word). A step takes a pair of k: vdpbf16ps adds the odd k's product, then the even
 // k's, each rounded to nearest even, with denormals flushed whatever the mode. Both operands are
 // exact in bfloat16.

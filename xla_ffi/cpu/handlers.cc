@@ -8,6 +8,8 @@
 #include <functional>
 #include <memory>
 #include <new>
+#include <string>
+#include <utility>
 
 #include "checks.h"
 #include "moe.h"
@@ -130,6 +132,8 @@ auto bind_rest(Binding binding) {
       .template Attr<int32_t>("layout_version");
 }
 
+}  // namespace
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     jax_megamoe_cpu_moe, moe,
     bind_rest(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::AnyBuffer>()));
@@ -137,5 +141,4 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
     jax_megamoe_cpu_rows, rows,
     bind_rest(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>()));
 
-}  // namespace
 }  // namespace megamoe::cpu

@@ -15,7 +15,7 @@
 namespace megamoe::cpu {
 namespace {
 
-constexpr int64_t kChunkBytes = int64_t{256} << 20;
+constexpr int64_t kChunkBytes = int64_t{192} << 20;  // with the ring below kIdleBytes: kept
 constexpr int64_t kChunkSlots = int64_t{1} << 20;
 constexpr double kHelperNanoseconds = 10e3;  // a helper is asked for this much work, and not below
 

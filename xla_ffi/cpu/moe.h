@@ -28,8 +28,8 @@ struct Problem {
   uint16_t* rows;  // bfloat16 [tokens, topk, hidden]: the rows of step 6, +0 for skipped slots
 };
 
-// Throws std::bad_alloc before any work has been handed to another thread, nothing else and never
-// later.
+// Throws std::bad_alloc, between chunks, when no other thread is at work on the problem; nothing
+// else.
 void run(const Problem& problem, const Path& path, Executor& executor, Scratch& scratch);
 
 }  // namespace megamoe::cpu

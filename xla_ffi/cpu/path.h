@@ -4,7 +4,7 @@
 // A path file is compiled for instructions that this machine may lack, so it must not instantiate
 // anything the linker could share with baseline code: this header and everything else a path file
 // includes hold plain structs and C headers only, and a path's own code has internal linkage. The
-// one symbol a path file exports is the function that returns its table.
+// one symbol a path file exports is its table.
 #pragma once
 
 #include <stdint.h>
@@ -12,7 +12,6 @@
 namespace megamoe::cpu {
 
 inline constexpr int kMaxTopK = 32;
-inline constexpr int kMaxTileRows = 16;    // no path has taller tiles
 inline constexpr int kMaxBlockRows = 128;  // rows of one expert that are multiplied together
 inline constexpr int kAccColumns = 64;     // outputs of four panels
 

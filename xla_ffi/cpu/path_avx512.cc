@@ -1,8 +1,8 @@
 // Products in AVX-512 (F, BW, DQ, VL): float32 FMAs on weights looked up from their FP4 codes.
 //
-// Registers of the tallest tile, 12 rows x 2 panels: 24 partial sums, 2 weight vectors, 1 spread
-// activation, 2 code vectors, 1 table of the 16 FP4 values. The outputs stay in memory: they are
-// touched once in 32 steps. A step per row and panel is one FMA; a weight vector costs a shift and
+// Registers of the tallest tile, 6 rows x 4 panels: 24 partial sums, 4 weight vectors, 1 spread
+// activation, 1 table of the 16 FP4 values. The outputs stay in memory: they are touched once in 32
+// steps. A step per row and panel is one FMA; a weight vector costs a shift and
 // a vpermps, whose index reads only the low 4 bits of each dword, so that the nibbles need no mask.
 #include <immintrin.h>
 

@@ -86,13 +86,10 @@ void make_plan(const SortedSlots& slots, const PlanShape& shape, const Path& pat
   };
   const auto down = [&](int32_t b) {
     if (b < 0) return;
-    const size_t before = plan.tasks.size();
     push_tasks(Step::kDown, b, down_units,
                unit_time(plan.blocks[static_cast<size_t>(b)].rows, shape.intermediate), task_time,
                plan);
-    plan.down_tasks += static_cast<int64_t>(plan.tasks.size() - before);
   };
-  plan.down_tasks = 0;
   pack(0);
   for (int32_t b = 0; b < count; ++b) {
     pack(b + 1);

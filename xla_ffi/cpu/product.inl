@@ -1,12 +1,13 @@
 // The products: a block of rows times two or four panels. One body for every path; the including
 // file supplies the instructions as a struct `Isa` and has to say how its registers hold a tile.
 //
-// Isa::V         16 float32 (one panel's rows n)
-// Isa::Element   float or uint32_t (a pair of bfloat16): one row's values of a step in a packed
-// tile Isa::kSteps    dot steps in a group: 32, or 16 if a step takes a pair of k Isa::kTileRows
-// rows of the tallest tile; Isa::kWide: panels that a tile holds at once, 4 or 1 Isa::kInPlace
-// tallest tile whose weights are decoded as they are used, not to a buffer first zero, load, store,
-// codes(pointer), decode(codes, step % (kSteps/4)), spread(Element*), dot, fma, powers(scale bytes)
+// * V: 16 float32, one for each row of a panel
+// * Element: a row's values of one step in a packed tile, float or uint32_t (a pair of bfloat16)
+// * kSteps: dot steps in a group, 32, or 16 if a step takes a pair of k
+// * kTileRows: rows of the tallest tile; kWide: panels that a tile holds at once, 4 or 1
+// * kInPlace: rows of the tallest tile whose weights are decoded as they are used, not to a buffer
+// * zero(), load(p), store(p, v), codes(p), decode(codes, step of its quarter), spread(element),
+//   dot(acc, x, w), fma(a, b, c) = a * b + c, powers(scale bytes)
 //
 // Every path, tile height, number of panels and source of weights runs THE SAME steps for an
 // output: from +0, each group of 32 k is summed in ascending steps on unscaled weights; the sum
@@ -88,8 +89,8 @@ __attribute__((noinline)) void tile(const Weights& weights, int64_t first, int64
       for (int n = 0; n < kWide; ++n) p[r][n] = Isa::zero();
     }
 #pragma GCC unroll 1
-    for (int v = 0; v < 4;
-         ++v) {  // kept a loop: four times the code would leave the decoded-uop cache
+    // Kept a loop: four times the code would leave the decoded-uop cache.
+    for (int v = 0; v < 4; ++v) {
       const auto quarter = weights.quarter(g, v);
 #pragma GCC unroll 8
       for (int s = 0; s < kQuarter; ++s) {
