@@ -365,6 +365,10 @@ def test_a_layer_that_is_not_there(tmp_path):
     write_directory(tmp_path, tensors, deepseek_config(PLAIN))
     with pytest.raises(ValueError, match="layers with experts: 5"):
         load_experts(tmp_path, 0)
+    for layer in ("5", 5.0, None):
+        with pytest.raises(TypeError, match="an integer is accepted"):
+            load_experts(tmp_path, layer)
+    assert load_all_experts(tmp_path, layers=[]) == {}
     write_directory(tmp_path / "dense", {"model.norm.weight": zeros((4,), np.float32)})
     with pytest.raises(ValueError, match="no layer of it has routed experts"):
         load_all_experts(tmp_path / "dense")

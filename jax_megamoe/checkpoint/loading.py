@@ -108,8 +108,8 @@ def load_all_experts(
     mesh, implementation = _target(mesh, axis_name, implementation)
     with Checkpoint(path) as checkpoint:
         names = recognise.expert_names(checkpoint)
-        wanted = sorted(names if layers is None else set(layers))
-        if not wanted:
+        wanted = sorted(names) if layers is None else _checked(layers)
+        if not wanted and layers is None:
             raise ValueError(
                 f"{checkpoint.source} has no tensor layers.N.*.experts.*, so no layer of it has "
                 "routed experts. Pass the checkpoint of a mixture-of-experts model."
@@ -211,6 +211,13 @@ def _target(
         platform = devices[0].platform
         implementation = "sm100" if cuda else weights_module.implementation_of_platform(platform)
     return context, implementation
+
+
+def _checked(layers: Iterable[int]) -> list[int]:
+    layers = list(layers)
+    for layer in layers:
+        validation.check_integer("layer", layer)
+    return sorted(set(layers))
 
 
 def _sharding(num_experts: int, mesh: Mesh | None, axis_name: validation.AxisName) -> Sharding:
