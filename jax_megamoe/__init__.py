@@ -1,11 +1,10 @@
-"""Mixture-of-experts layers with FP4 expert weights for JAX: one custom call from router to
-residual add.
+"""Mixture-of-experts layers with FP4 expert weights for JAX, as XLA custom calls.
 
     y = jax_megamoe.expert_parallel(x, topk_idx, topk_weights, weights, axis_name="ep")
 
 `reference.py` is the definition of what is computed; `validation.py` lists what is refused.
-Importing starts no backend and needs no GPU; Flax is imported when `MegaMoe` or `linen` is first
-used, what reads checkpoints with `checkpoint`.
+Importing starts no backend and needs no GPU. Flax is imported when `MegaMoe` or `linen` is first
+used, and the readers of checkpoints when `checkpoint` is.
 """
 
 from __future__ import annotations

@@ -53,9 +53,7 @@ class MegaMoeConfig:
 
 
 class SwiGLU(NamedTuple):
-    """The activation of a call: gate * sigmoid(alpha * gate) * (up + beta), clamped by limit (inf:
-    none).
-    """
+    """The activation of a call: gate * sigmoid(alpha * gate) * (up + beta); limit inf: none."""
 
     limit: float = math.inf
     alpha: float = 1.0
@@ -63,9 +61,7 @@ class SwiGLU(NamedTuple):
 
 
 def swiglu(limit: float | None, alpha: float, beta: float) -> SwiGLU:
-    """Checks the three parameters (ValueError, TypeError), rounds them to the float32 that they are
-    in the contract, and gives None its meaning, no limit.
-    """
+    """The three parameters, checked (ValueError, TypeError) and rounded to float32; None is inf."""
     validation.check_swiglu(limit, alpha, beta)
     given = (math.inf if limit is None else limit, alpha, beta)
     with np.errstate(over="ignore"):  # a limit beyond float32 is none

@@ -35,8 +35,12 @@ def print_environment() -> None:
 
 
 def _cpu_line() -> str:
-    others = ", ".join(_native.cpu_paths())
-    return f"available, instruction-set path {_native.cpu_path()} (this machine can run: {others})"
+    try:
+        path = _native.cpu_path()
+    except ValueError as reason:  # JAX_MEGAMOE_CPU_PATH names none
+        return f"not available: {reason}."
+    paths = ", ".join(_native.cpu_paths())
+    return f"available, instruction-set path {path} (this machine can run: {paths})"
 
 
 def _sm100_line() -> str:

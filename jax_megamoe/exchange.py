@@ -9,13 +9,12 @@ T is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jax_megamoe import formats, manual_axes, reference
+from jax_megamoe import formats, manual_axes, reference, validation
 from jax_megamoe.config import SwiGLU
 from jax_megamoe.weights import PreparedWeights
 
@@ -33,7 +32,7 @@ def exchanged_layer(
     weights: PreparedWeights,
     swiglu: SwiGLU,
     *,
-    axis_name: Any,
+    axis_name: validation.AxisName,
     expert_rows: RowsFunction,
 ) -> Array:
     """The expert-parallel layer from one rank's view, inside shard_map.
@@ -50,11 +49,10 @@ def exchanged_layer(
     Returns:
       bfloat16 [T, H], complete over the ranks.
     """
-    names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
     axes = manual_axes.varying_axes(x, topk_idx, topk_weights, weights)
     if axes:  # empty under check_vma=False, where nothing is marked
         x, topk_idx, topk_weights, weights = manual_axes.vary_over(
-            (x, topk_idx, topk_weights, weights), axes | set(names)
+            (x, topk_idx, topk_weights, weights), axes | set(validation.axis_names(axis_name))
         )
     ranks = jax.lax.axis_size(axis_name)
     experts = weights.gate_up_proj.shape[0]

@@ -103,9 +103,9 @@ def global_layer(
     free = tuple(name for name in mesh.axis_names if name not in manual)
     lead = x.shape[:-1]
     spec = _token_spec(x, mesh, names, free)
-    if isinstance(spec, int):  # no axis is Explicit: tokens in one axis, split over all that fit
+    if spec is None:  # tokens in one axis, split over all that fit
         x, topk_idx, topk_weights = _flat(x, topk_idx, topk_weights)
-        spec = _widest_spec(spec, mesh, names, free)
+        spec = _widest_spec(x.shape[0], mesh, names, free)
     tokens = (x, topk_idx, topk_weights)
     y = _sharded(
         *(_place(value, mesh, _partition(spec), free) for value in tokens),
@@ -174,7 +174,7 @@ def mesh_of_call(mesh: AnyMesh | None) -> AnyMesh | None:
         return mesh
     if context.empty:
         return None
-    return context if _inside_jit() else jax.sharding.get_mesh()
+    return context if inside_jit() else jax.sharding.get_mesh()
 
 
 def _flat(x: Array, topk_idx: Array, topk_weights: Array) -> tuple[Array, Array, Array]:
@@ -200,7 +200,8 @@ def _explicit_axes(mesh: AnyMesh, free: tuple[str, ...]) -> set[str]:
     return {name for name, kind in kinds if kind == AxisType.Explicit and name in free}
 
 
-def _inside_jit() -> bool:
+def inside_jit() -> bool:
+    """Whether operations are being recorded rather than run."""
     try:
         jax.sharding.get_mesh()
     except ValueError:  # its documented refusal inside jax.jit
@@ -218,13 +219,13 @@ def _own_part(value: Array, axis_name: tuple[str, ...], fill: int) -> Array:
 
 def _token_spec(
     x: Array, mesh: AnyMesh, names: tuple[str, ...], free: tuple[str, ...]
-) -> tuple[tuple[str, ...], ...] | int:
-    """The axes that split each leading axis of x, from its type; on Auto meshes, which tell
-    nothing, T.
+) -> tuple[tuple[str, ...], ...] | None:
+    """The axes that split each leading axis of x, from its type; None on Auto meshes, where types
+    do not tell.
     """
     explicit = _explicit_axes(mesh, free)
     if not explicit:
-        return math.prod(x.shape[:-1])
+        return None
     spec = tuple(jax.typeof(x).sharding.spec)[: x.ndim - 1]
     axes = [_names(entry) for entry in spec]
     axes += [()] * (x.ndim - 1 - len(axes))
@@ -238,9 +239,7 @@ def _token_spec(
 def _widest_spec(
     tokens: int, mesh: AnyMesh, names: tuple[str, ...], free: tuple[str, ...]
 ) -> tuple[tuple[str, ...]]:
-    """All axes if they divide T; else the other axes that do, leaving the expert axis to
-    `_own_part`.
-    """
+    """All axes if they divide T; else those besides the expert axis that do (see `_own_part`)."""
     others = tuple(name for name in free if name not in names)
     if tokens % math.prod(mesh.shape[name] for name in (*others, *names)) == 0:
         return ((*others, *names),)
@@ -252,10 +251,8 @@ def _widest_spec(
 
 
 def _place(value: Any, mesh: AnyMesh, spec: P, free: tuple[str, ...]) -> Any:
-    """The value, sharded as shard_map wants it: moved outside a trace, resharded on Explicit axes
-    inside.
-    """
-    if isinstance(mesh, Mesh) and not isinstance(value, jax.core.Tracer) and not _inside_jit():
+    """The value, sharded as shard_map wants it: moved, or inside a trace resharded if Explicit."""
+    if isinstance(mesh, Mesh) and not isinstance(value, jax.core.Tracer) and not inside_jit():
         return jax.device_put(value, NamedSharding(mesh, spec))
     explicit = _explicit_axes(mesh, free)
     if not explicit:

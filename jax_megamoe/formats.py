@@ -1,5 +1,4 @@
-"""The number formats of the contract: E2M1 (FP4), E4M3 (FP8) and UE8M0 scales, and their group
-quantisers.
+"""The contract's number formats, E2M1 (FP4), E4M3 (FP8), UE8M0 scales, and their quantisers.
 
 Everything here is plain jax.numpy: jittable, on any leading dimensions, groups of 32 along the last
 axis (OCP Microscaling Formats v1.0, "MX-compliant" groups). Two constraints shaped it: dtype casts
@@ -146,8 +145,8 @@ def quantize_fp4(x: ArrayLike) -> tuple[Array, Array]:
       x: [..., K] floating point, K a multiple of 32.
 
     Returns:
-      Packed codes, int8 [..., K/2] (even k in the low nibble), and scales, float8_e8m0fnu [...,
-      K/32].
+      Packed codes, int8 [..., K/2] (even k in the low nibble), and scales,
+      float8_e8m0fnu [..., K/32].
 
     Raises:
       ValueError: K is not a multiple of 32.
@@ -211,12 +210,11 @@ def _quantize_e4m3(groups: Array, amax_floor: float) -> tuple[Array, Array]:
 def _normalise(
     groups: Array, *, exponent_of_max: int, mantissa_of_max: int, amax_floor: float
 ) -> tuple[Array, Array]:
-    """x / 2^e for groups [..., G, 32] and the scale bytes [..., G], e = max(ceil(log2(amax /
-    format_max)), -126).
+    """x / 2^e for groups [..., G, 32], and the scale bytes [..., G].
 
-    With amax = m * 2^p and format_max = M * 2^P (1 <= m, M < 2), ceil(log2(amax / format_max)) is p
-    - P, plus 1 where m > M: an integer comparison of the mantissas, exact where a division would
-    round.
+    e = max(ceil(log2(amax / format_max)), -126). With amax = m * 2^p and format_max = M * 2^P
+    (1 <= m, M < 2), the logarithm is p - P, plus 1 where m > M: an integer comparison of the
+    mantissas, exact where a division would round.
     """
     magnitude = jax.lax.bitcast_convert_type(jnp.abs(groups), jnp.int32)
     bad = jnp.max(magnitude, axis=-1) >= _INF_BITS

@@ -39,8 +39,7 @@ class ExpertAxisNames(nn.Partitioned[Any]):
 
 
 class MegaMoe(nn.Module):
-    """Mixture-of-experts layer with FP4 expert weights, expert-parallel over a mesh axis, for
-    inference.
+    """Mixture-of-experts layer with FP4 expert weights, expert-parallel, for inference.
 
     `init` makes random FP4 weights from the "params" stream. Weights of a checkpoint need no
     `init`: {"quantized": collection(ExpertWeights(...))} are a layer's variables.
@@ -73,9 +72,7 @@ class MegaMoe(nn.Module):
 
     @nn.compact
     def __call__(self, hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Array:
-        """The layer; shapes and types as for `jax_megamoe.MegaMoe`, result complete over the
-        ranks.
-        """
+        """The layer, complete over the ranks; shapes and types as for `jax_megamoe.MegaMoe`."""
         if self.is_initializing() and not self._held():
             layer.check_layer(self.config, None, self.axis_name, self.mesh, self.implementation)
             key = self.make_rng("params")
@@ -109,31 +106,44 @@ class MegaMoe(nn.Module):
 def collection(
     weights: ExpertWeights | PreparedWeights, axis_name: validation.AxisName = "ep"
 ) -> dict[str, Any]:
-    """The variables of one MegaMoe that hold the weights: its part of the collection
-    "quantized".
-    """
+    """The variables of one MegaMoe that hold the weights: its part of "quantized"."""
     return _boxed(making.standard_form(weights), (_axis_entry(axis_name),))
 
 
-def prepare(variables: Mapping[str, Any], implementation: str | None = None) -> dict[str, Any]:
-    """The same variables with the weights of every MegaMoe in them rearranged for an
-    implementation.
+def prepare(
+    variables: Mapping[str, Any],
+    implementation: str | None = None,
+    axis_name: validation.AxisName = "ep",
+) -> dict[str, Any]:
+    """The same variables, the weights of every MegaMoe in them rearranged for an implementation.
 
     The variables given stay valid; drop them to free their memory.
 
     Args:
       variables: all variables of a model, or at least {"quantized": ...}.
       implementation: "sm100", "cpu" or "xla"; None: by the platform of the arrays.
+      axis_name: the layers' expert-parallel axis, where the variables are no longer in the boxes
+        (`nn.Partitioned`) that name it.
     """
     validation.check_implementation(implementation)
+    validation.check_collection(COLLECTION, variables)
+    layers = _prepare_layers(variables[COLLECTION], implementation, _axis_entry(axis_name))
+    return {**variables, COLLECTION: layers}
 
-    return {**variables, COLLECTION: _prepare_layers(variables[COLLECTION], implementation)}
 
-
-def _prepare_layers(tree: Mapping[str, Any], implementation: str | None) -> dict[str, Any]:
+def _prepare_layers(
+    tree: Mapping[str, Any], implementation: str | None, axis: Any
+) -> dict[str, Any]:
     boxes = {name: box for name, box in tree.items() if forms.is_weight_name(name)}
+    rest = {
+        name: _prepare_layers(branch, implementation, axis)
+        if isinstance(branch, Mapping)
+        else branch  # another module's
+        for name, branch in tree.items()
+        if name not in boxes
+    }
     if not boxes:
-        return {name: _prepare_layers(branch, implementation) for name, branch in tree.items()}
+        return rest
     no_sizes = (0, 0)  # only prepared weights have them, and those are refused
     weights = forms.weights_of({name: meta.unbox(box) for name, box in boxes.items()}, no_sizes)
     validation.check_preparable(weights, ExpertWeights, PreparedWeights)
@@ -141,14 +151,14 @@ def _prepare_layers(tree: Mapping[str, Any], implementation: str | None) -> dict
     target = preparing.preparation_target(implementation, None, weights)
     layers = weights.gate_up_proj.ndim - 3  # leading axes, of nn.scan or nn.vmap
     box = next(iter(boxes.values()))
-    names = box.names if isinstance(box, nn.Partitioned) else (*[None] * layers, "ep")
+    names = box.names if isinstance(box, nn.Partitioned) else (*[None] * layers, axis)
 
     def prepare_one(weights: ExpertWeights) -> PreparedWeights:
-        return preparing.prepare(weights, target, names[layers] or "ep", None)
+        return preparing.prepare(weights, target, names[layers] or axis, None)
 
     for _ in range(layers):
         prepare_one = jax.vmap(prepare_one)
-    return _boxed(prepare_one(weights), names[: layers + 1])
+    return {**rest, **_boxed(prepare_one(weights), names[: layers + 1])}
 
 
 def _boxed(weights: ExpertWeights | PreparedWeights, names: tuple[Any, ...]) -> dict[str, Any]:

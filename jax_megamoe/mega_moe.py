@@ -1,7 +1,7 @@
 """`mega_moe`: the layer on the local arrays of a shard_map, whatever implementation runs it.
 
 It checks, picks the implementation, and wraps the call so that vmap folds a batch into tokens and
-differentiation is refused in words.  Global arrays and meshes are `expert_parallel`'s business.
+differentiation is refused in words. Global arrays and meshes are `expert_parallel`'s business.
 """
 
 from __future__ import annotations
@@ -81,10 +81,7 @@ def check_call(weights: Weights, implementation: str | None, devices: Iterable[A
     """The first checks, in the original's order: device, then weight type."""
     validation.check_implementation(implementation)
     resolved = weights.implementation if isinstance(weights, PreparedWeights) else implementation
-    devices = list(devices)
-    validation.check_devices(devices, resolved)
-    if resolved == "sm100" or (resolved is None and any(map(validation.is_cuda, devices))):
-        validation.check_sm100_built(targets.sm100_built())
+    check_device(resolved, devices)
     if isinstance(weights, PreparedWeights):
         check_layout(weights, implementation)
         validation.check_weight_arrays(weights)
@@ -99,6 +96,15 @@ def check_call(weights: Weights, implementation: str | None, devices: Iterable[A
             "accepted: ExpertWeights(gate_up_proj, gate_up_proj_scale_inv, down_proj, "
             "down_proj_scale_inv), or moe.expert_weights() of a module."
         )
+
+
+def check_device(implementation: str | None, devices: Iterable[Any]) -> None:
+    """Refuses devices and builds that cannot run `sm100`, if that is what would run."""
+    devices = list(devices)
+    validation.check_devices(devices, implementation)
+    cuda = implementation is None and any(map(validation.is_cuda, devices))
+    if implementation == "sm100" or cuda:
+        validation.check_sm100_built(targets.sm100_built())
 
 
 def check_shapes(
@@ -180,7 +186,7 @@ def _run(
         y = exchange.exchanged_layer(*operands, axis_name=axis_name, expert_rows=rows)
     # One rank's exchange is no collective, so only here do all branches come to vary over the axis.
     axes = manual_axes.varying_axes(x, topk_idx, topk_weights, weights)
-    names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    names = validation.axis_names(axis_name)
     return manual_axes.vary_over(y, axes | set(names)) if axes else y
 
 

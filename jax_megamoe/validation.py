@@ -92,10 +92,10 @@ def not_sm100_message(device: object, capability: object) -> str:
 def check_sm100_built(built: bool) -> None:
     if not built:
         raise NotImplementedError(
-            'implementation="sm100" was asked for, but this jax_megamoe was built without its '
-            "SM100 part. Install a wheel that has it, or build from source with `pip install . "
-            '-C cmake.define.JAX_MEGAMOE_SM100=ON`; implementation="xla" runs on any device '
-            "without it."
+            'implementation="sm100", which None means on an NVIDIA GPU, cannot run: this '
+            "jax_megamoe was built without its SM100 part. Install a wheel that has it, or build "
+            "from source with `pip install . --config-settings=cmake.define.JAX_MEGAMOE_SM100=ON`; "
+            'implementation="xla" runs on any device without it.'
         )
 
 
@@ -469,7 +469,7 @@ def check_tokens(
     if x.shape[-1] != hidden:
         raise ValueError(
             f"x has H = {x.shape[-1]} channels (shape {x.shape}), but the weights have H = "
-            f"{hidden}."
+            f"{hidden}; equal ones are accepted."
         )
     if topk_idx.shape != topk_weights.shape:
         raise ValueError(
@@ -606,6 +606,16 @@ def check_restored_form(held: object, found: object, way_out: str, where: str = 
     if held != found:
         at = f" (at {where})" if where else ""
         raise ValueError(f"the state holds {found}, but the module holds {held}{at}. {way_out}.")
+
+
+def check_collection(name: str, variables: Any) -> None:
+    """Refuses Linen variables without the collection of the weights."""
+    if name not in variables:
+        raise ValueError(
+            f"variables has the collections {list(variables)}, but no {name!r}, which holds the "
+            "weights of Mega MoE. Pass all that moe.init returns, or "
+            f"{{{name!r}: {{layer name: jax_megamoe.linen.collection(weights)}}}}."
+        )
 
 
 def check_devices_here(missing: list[int], wanted: int, platform: str, here: int) -> None:

@@ -200,6 +200,7 @@ def check_scale_values(weights: ExpertWeights) -> None:
 
 def check_layout(prepared: PreparedWeights, implementation: str | None) -> None:
     """Refuses weights prepared for another implementation, or in another layout version."""
+    validation.check_implementation(prepared.implementation)
     current = layouts.get(prepared.implementation).VERSION
     validation.check_prepared(
         prepared.implementation, prepared.layout_version, current, implementation
@@ -208,9 +209,11 @@ def check_layout(prepared: PreparedWeights, implementation: str | None) -> None:
 
 def check_prepared_arrays(prepared: PreparedWeights) -> None:
     """Refuses prepared weights whose arrays do not have the shapes and dtypes of their layout."""
+    sizes = (prepared.hidden_size, prepared.intermediate_size)
+    validation.check_sizes(*sizes, " in PreparedWeights")
     experts = prepared.gate_up_proj.shape[0] if prepared.gate_up_proj.ndim else 0
-    sizes = (experts, prepared.hidden_size, prepared.intermediate_size)
-    validation.check_prepared_arrays(prepared, _layout_arrays(prepared.implementation, *sizes))
+    expected = _layout_arrays(prepared.implementation, experts, *sizes)
+    validation.check_prepared_arrays(prepared, expected)
 
 
 @functools.cache
@@ -318,9 +321,7 @@ def _bytes_of(codes: Any, scale: Any) -> Any:
         return formats.scale_bytes(scale, groups)
     if scale.dtype == np.int32:
         return np.ascontiguousarray(scale).view(np.uint8)[..., :groups]
-    if (
-        scale.dtype == np.float32
-    ):  # powers of two, as checked: the exponent field, 0 for the denormal 2^-127
+    if scale.dtype == np.float32:  # powers of two, as checked: the exponent's bits
         return (scale.view(np.int32) >> 23).astype(np.uint8)
     return scale.view(np.uint8)
 

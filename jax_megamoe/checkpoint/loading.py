@@ -28,7 +28,7 @@ from jax_megamoe.checkpoint.directory import Checkpoint
 from jax_megamoe.checkpoint.experts import LayerReader
 from jax_megamoe.config import MegaMoeConfig
 from jax_megamoe.expert_parallel import mesh_of_call
-from jax_megamoe.weights import PreparedWeights
+from jax_megamoe.weights import ExpertWeights, PreparedWeights
 
 logger = logging.getLogger("jax_megamoe")
 
@@ -171,12 +171,11 @@ class _LayerLoad:
                 read = self._reader.read(expert)
                 for i, device in enumerate(devices):
                     # Prepared where it will stay: an accelerator rearranges faster than the host.
-                    placed = weights_module.prepare_expert(
-                        jax.device_put(read, device), self._implementation
-                    )
+                    placed, index = jax.device_put(read, device), expert - start
                     if here[i] is None:
-                        here[i] = _empty(placed, stop - start, device)
-                    here[i] = _store(here[i], placed, expert - start)
+                        here[i] = _first(placed, index, stop - start, self._implementation)
+                    else:
+                        here[i] = _store(here[i], placed, index, self._implementation)
                 # One expert at a time also where stores run behind.
                 jax.block_until_ready(here)
                 done(1)
@@ -238,24 +237,34 @@ def _owners(sharding: Sharding, num_experts: int) -> dict[tuple[int, int], list[
     return owners
 
 
-def _empty(expert: PreparedWeights, count: int, device: Any) -> PreparedWeights:
-    """Arrays on a device for `count` experts."""
+@functools.partial(jax.jit, static_argnames=("count", "implementation"))
+def _first(expert: ExpertWeights, index: int, count: int, implementation: str) -> PreparedWeights:
+    """Arrays for `count` prepared experts, zeros but for one expert."""
+    prepare = functools.partial(weights_module.prepare_expert, implementation=implementation)
+    prepared = jax.eval_shape(prepare, expert)
+    arrays: PreparedWeights = jax.tree.map(
+        lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), prepared
+    )
+    return _stored(arrays, expert, index, implementation)
 
-    def zeros(leaf: Array) -> Array:
-        return jnp.zeros((count, *leaf.shape), leaf.dtype, device=device)
 
-    weights: PreparedWeights = jax.tree.map(zeros, expert)
-    return weights
+@functools.partial(jax.jit, static_argnames="implementation", donate_argnums=0)
+def _store(
+    arrays: PreparedWeights, expert: ExpertWeights, index: int, implementation: str
+) -> PreparedWeights:
+    """The arrays with one more expert in its place, in the same memory."""
+    return _stored(arrays, expert, index, implementation)
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _store(experts: PreparedWeights, expert: PreparedWeights, index: int) -> PreparedWeights:
-    """The arrays with one expert in its place, in the same memory."""
+def _stored(
+    arrays: PreparedWeights, expert: ExpertWeights, index: int, implementation: str
+) -> PreparedWeights:
     with jax.named_scope("jax_megamoe.load"):
+        prepared = weights_module.prepare_expert(expert, implementation)
         weights: PreparedWeights = jax.tree.map(
             lambda array, leaf: jax.lax.dynamic_update_index_in_dim(array, leaf, index, 0),
-            experts,
-            expert,
+            arrays,
+            prepared,
         )
         return weights
 

@@ -14,14 +14,14 @@ scale for each row and group of 32 k. Prepared, 16 rows form a panel:
 * scales uint8 [..., N/16, K/32, 16]: the 16 rows' scale bytes.
 
 Rows keep their order, so the gate panels come first, then the up panels. Nothing is padded: N is a
-multiple of 16 and K one of 32. All functions take NumPy or JAX arrays with any leading dimensions,
-use only what the two share, and can be traced.
+multiple of 16 and K one of 32.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 VERSION: int = 1
@@ -46,8 +46,6 @@ def _stack(parts: list[Any]) -> Any:
     """Stacks arrays along a new last axis, with their own library."""
     if all(isinstance(part, np.ndarray) for part in parts):
         return np.stack(parts, axis=-1)
-    import jax.numpy as jnp  # here, so that preparing NumPy arrays starts no backend
-
     return jnp.stack(parts, axis=-1)
 
 

@@ -1,5 +1,4 @@
-"""The layout of `implementation="sm100"`, version 0: the checkpoint's own, with scales as uint8
-bytes.
+"""The layout of `implementation="sm100"`, version 0: that of "xla".
 
 The custom call's name and operands are fixed by it, so that programs lower and export for cuda; the
 kernel's own layout comes with the kernel, under version 1.

@@ -1,5 +1,4 @@
-"""The two forms in which a module holds its experts, told apart by the names of its arrays
-alone.
+"""The two forms in which a module holds its experts, told apart by its arrays' names alone.
 
 Checkpoint form: the names of `ExpertWeights`. Prepared form: those names with the
 implementation and its layout version appended, `gate_up_proj_cpu_v1`. The names are what makes
@@ -22,9 +21,7 @@ _NAME = re.compile(rf"({'|'.join(FIELDS)})(?:_([a-z0-9]+)_v(\d+))?")
 
 
 class Form(NamedTuple):
-    """The implementation and layout version that weights are prepared for; both None in
-    checkpoint form.
-    """
+    """What weights are prepared for; both None in checkpoint form."""
 
     implementation: str | None = None
     version: int | None = None
@@ -80,9 +77,7 @@ def is_weight_name(name: str) -> bool:
 
 
 def form_of(names: Iterable[str]) -> Form:
-    """The one form of some weight names; checkpoint form if there is none (ValueError if there
-    are two).
-    """
+    """The one form of some weight names (ValueError: two); checkpoint form if none is given."""
     forms = sorted({_form_of_name(name) for name in names}, key=str)
     validation.check_one_form(forms)
     return forms[0] if forms else Form()

@@ -14,10 +14,10 @@ import jax
 from jax import Array
 
 from jax_megamoe import config as config_module
-from jax_megamoe import platforms, targets, validation
+from jax_megamoe import platforms, validation
 from jax_megamoe.config import MegaMoeConfig
 from jax_megamoe.expert_parallel import AnyMesh, global_layer, mesh_of_call
-from jax_megamoe.mega_moe import check_call
+from jax_megamoe.mega_moe import check_call, check_device
 from jax_megamoe.modules import placing
 from jax_megamoe.weights import ExpertWeights, PreparedWeights, check_prepared_arrays
 
@@ -70,9 +70,7 @@ def check_layer(
     devices = platforms.context_devices(mesh, *jax.tree.leaves(weights))
     if weights is None:
         validation.check_implementation(implementation)
-        validation.check_devices(devices, implementation)
-        if _is_sm100(implementation, devices):
-            validation.check_sm100_built(targets.sm100_built())
+        check_device(implementation, devices)
     else:
         check_call(weights, implementation, devices)
     names = validation.axis_names(axis_name)
@@ -123,9 +121,3 @@ def _check_shapes(config: MegaMoeConfig, weights: Weights, num_experts: int) -> 
     validation.check_fits_config("(experts here, H, I) of the weights", found, expected)
     for name in ("gate_up_proj_bias", "down_proj_bias"):
         validation.check_bias_given(name, getattr(weights, name) is not None, config.use_bias)
-
-
-def _is_sm100(implementation: str | None, devices: Any) -> bool:
-    return implementation == "sm100" or (
-        implementation is None and any(map(validation.is_cuda, devices))
-    )

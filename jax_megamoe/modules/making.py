@@ -20,9 +20,9 @@ from jax.sharding import PartitionSpec as P
 
 from jax_megamoe import validation
 from jax_megamoe.config import MegaMoeConfig
-from jax_megamoe.expert_parallel import AnyMesh, mesh_of_call
+from jax_megamoe.expert_parallel import AnyMesh, inside_jit, mesh_of_call
 from jax_megamoe.formats import GROUP, quantize_fp4, scale_bytes
-from jax_megamoe.modules.placing import AxisNames, axis_is_manual, inside_jit, place
+from jax_megamoe.modules.placing import AxisNames, axis_is_manual, place
 from jax_megamoe.weights import ExpertWeights, PreparedWeights
 
 Weights = ExpertWeights | PreparedWeights
@@ -151,9 +151,7 @@ def given_weights(
 
 
 def standard_form(weights: Weights) -> Weights:
-    """The weights as modules hold them: checkpoint scales are float8_e8m0fnu, whatever form they
-    came in.
-    """
+    """The weights as modules hold them: checkpoint scales as float8_e8m0fnu in any case."""
     if isinstance(weights, PreparedWeights):
         return weights
 

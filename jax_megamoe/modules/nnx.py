@@ -43,8 +43,7 @@ class QuantizedWeight(nnx.Variable[Any]):
 
 
 class MegaMoe(nnx.Module):
-    """Mixture-of-experts layer with FP4 expert weights, expert-parallel over a mesh axis, for
-    inference.
+    """Mixture-of-experts layer with FP4 expert weights, expert-parallel, for inference.
 
     E experts, H hidden size, I intermediate size, K slots a token.
 
@@ -68,9 +67,8 @@ class MegaMoe(nnx.Module):
       config: sizes and activation.
       axis_name: the expert-parallel mesh axis; it stands in for the process group of the PyTorch
         layer.
-      mesh: a mesh that has the axis. The weights are split over it when they are made, and
-        calls run on it.
-        None: the mesh in context (`jax.set_mesh`), now and at each call.
+      mesh: a mesh that has the axis: the weights are split over it when they are made, and calls
+        run on it. None: the mesh in context (`jax.set_mesh`), now and at each call.
       implementation: "sm100", "cpu", "xla"; None: what the weights are prepared for, else by
         platform.
       weights: all E experts, ExpertWeights or PreparedWeights; may be ShapeDtypeStructs.
@@ -158,12 +156,12 @@ class MegaMoe(nnx.Module):
         )
 
     def prepare(self, implementation: str | None = None) -> None:
-        """Rearranges the weights, in place, into the layout of an implementation; do it once,
-        before serving.
+        """Rearranges the weights, in place, into the layout of an implementation.
 
-        Expert by expert, inside the memory of the old arrays: no more than one expert of a
-        device exists twice. Where somebody else still holds an old array (the `weights` given,
-        an `nnx.state`), that array stays as it is, and the new one is made next to it.
+        To be done once, before serving. It works expert by expert, inside the memory of the old
+        arrays: no more than one expert of a device exists twice. Where somebody else still holds
+        an old array (the `weights` given, an `nnx.state`), that array stays as it is, and the new
+        one is made next to it.
 
         Args:
           implementation: "sm100", "cpu" or "xla"; None: the module's, else by the platform of
@@ -188,16 +186,14 @@ class MegaMoe(nnx.Module):
         self._hold(preparing.prepare(weights, target, self.axis_name, self.mesh, ours))
 
     def expert_weights(self) -> ExpertWeights:
-        """The weights in the checkpoint layout, whichever form is held; after `prepare` a copy,
-        bit for bit.
-        """
+        """The weights in the checkpoint layout, bit for bit; after `prepare` a copy."""
         return preparing.unprepare(self._weights(), self.axis_name, self.mesh)
 
     def setup(self, max_tokens_per_rank: int) -> None:
-        """Makes the peer memory that calls of up to `max_tokens_per_rank` tokens need; outside
-        of any trace.
+        """Makes the peer memory that calls of up to `max_tokens_per_rank` tokens need.
 
-        Only "sm100" has such memory; for "cpu" and "xla" this does nothing.
+        To be called outside of any trace. Only "sm100" will have such memory; for "cpu" and "xla"
+        this does nothing.
 
         Raises:
           ValueError: max_tokens_per_rank is not positive.
@@ -244,9 +240,7 @@ class MegaMoe(nnx.Module):
 
 
 def _is_only_holder(variable: nnx.Variable[Any]) -> bool:
-    """Whether nothing but the variable refers to its array, so that donating it surprises
-    nobody.
-    """
+    """Whether only the variable refers to its array, so that donating it surprises nobody."""
     return _references(variable) <= _references(QuantizedWeight(object()))
 
 

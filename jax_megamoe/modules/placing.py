@@ -14,7 +14,7 @@ from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_megamoe.expert_parallel import AnyMesh, _inside_jit
+from jax_megamoe.expert_parallel import AnyMesh, inside_jit
 
 AxisNames = tuple[str, ...]
 
@@ -30,7 +30,7 @@ def place(leaf: Any, names: AxisNames, mesh: AnyMesh | None) -> Any:
     sharding = NamedSharding(mesh, P(names, *[None] * (len(leaf.shape) - 1)))
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-    if isinstance(mesh, Mesh) and not isinstance(leaf, jax.core.Tracer) and not _inside_jit():
+    if isinstance(mesh, Mesh) and not isinstance(leaf, jax.core.Tracer) and not inside_jit():
         if isinstance(leaf, jax.Array) and _is_placed(leaf, sharding):
             return leaf
         return jax.device_put(leaf, sharding, may_alias=False)
@@ -49,8 +49,3 @@ def _is_placed(array: Array, sharding: NamedSharding) -> bool:
 def axis_is_manual(names: AxisNames) -> bool:
     """Whether we are inside a caller's shard_map over the axis, so that arrays are one rank's."""
     return set(jax.sharding.get_abstract_mesh().manual_axes).issuperset(names)
-
-
-def inside_jit() -> bool:
-    """Whether operations are being recorded rather than run."""
-    return _inside_jit()

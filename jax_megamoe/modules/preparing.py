@@ -1,5 +1,4 @@
-"""Rearranges a layer's experts into the layout of an implementation, in the memory they already
-have.
+"""Rearranges a layer's experts into the layout of an implementation, in their own memory.
 
 Weights fill the memory, so a second copy is what must not exist: each expert is written over its
 checkpoint form, in arrays that are donated. What is written is `prepare_expert`'s business.
@@ -19,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 from jax_megamoe import formats, validation
 from jax_megamoe import weights as weights_module
-from jax_megamoe.expert_parallel import AnyMesh, mesh_of_call
-from jax_megamoe.modules.placing import AxisNames, inside_jit, place
+from jax_megamoe.expert_parallel import AnyMesh, inside_jit, mesh_of_call
+from jax_megamoe.modules.placing import AxisNames, place
 from jax_megamoe.weights import FIELDS, ExpertWeights, PreparedWeights
 
 Weights = ExpertWeights | PreparedWeights
@@ -29,9 +28,7 @@ Weights = ExpertWeights | PreparedWeights
 def preparation_target(
     implementation: str | None, mesh: AnyMesh | None, weights: ExpertWeights
 ) -> str:
-    """What `prepare(implementation)` prepares for: None means the platform of the mesh, else of
-    the arrays.
-    """
+    """What `prepare` prepares for: None means the platform of the mesh, else of the arrays."""
     if implementation is not None:
         return implementation
     if isinstance(mesh, Mesh):
@@ -48,14 +45,15 @@ def prepare(
     mesh: AnyMesh | None,
     donate: frozenset[str] = frozenset(),
 ) -> PreparedWeights:
-    """Prepared weights, made expert by expert through `prepare_expert`, inside the memory of
-    donated arrays.
+    """Prepared weights, made expert by expert, inside the memory of donated arrays.
 
     Args:
       donate: the names of the arrays that nobody else holds; they are used up.
     """
     names = validation.axis_names(axis_name)
     mesh = mesh_of_call(mesh)
+    if mesh is not None:
+        validation.check_axis_in_mesh(axis_name, mesh.axis_names)
     leaves = jax.tree.leaves(weights)
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
         shapes = _prepared_shapes(weights, implementation)
@@ -118,9 +116,7 @@ def _prepare(
 
 
 def _prepare_experts(arrays: dict[str, Array], implementation: str) -> PreparedWeights:
-    """A loop over experts that writes each over its checkpoint form, where the layout has as
-    many bytes.
-    """
+    """Writes each expert over its checkpoint form, where the layout has as many bytes."""
 
     def of_one(expert: dict[str, Array]) -> PreparedWeights:
         return weights_module.prepare_expert(ExpertWeights(**expert), implementation)
