@@ -129,6 +129,17 @@ def test_print_environment_names_the_instruction_set_path(
     assert all(path in line for path in _native.cpu_paths())
 
 
+def test_print_environment_says_why_a_forced_path_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown() -> str:
+        raise ValueError("JAX_MEGAMOE_CPU_PATH: found this")
+
+    monkeypatch.setattr(_native, "cpu_path", unknown)
+    line = line_of(environment_lines(capsys), "implementation cpu:")
+    assert "not available: JAX_MEGAMOE_CPU_PATH: found this." in line
+
+
 @pytest.mark.parametrize("built", [False, True])
 def test_print_environment_says_why_sm100_is_missing(
     built: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

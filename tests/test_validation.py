@@ -624,6 +624,15 @@ def test_prepared_arrays_that_do_not_fit_their_layout_are_refused(
         call(weights=prepared(**{name: jnp.zeros(shape, dtype)}))
 
 
+@layer_calls
+def test_prepared_weights_made_by_hand_are_refused_in_words(call: Call) -> None:
+    with refused(ValueError, "implementation is 'mlx'", "'sm100', 'cpu', 'xla'"):
+        call(weights=prepared(implementation="mlx"))
+    for name, letter in (("hidden_size", "H"), ("intermediate_size", "I")):
+        with refused(ValueError, f"{letter} (", "48 in PreparedWeights", "multiple of 32"):
+            call(weights=prepared(**{name: 48}))
+
+
 # --- tokens ---------------------------------------------------------------------------------------
 
 
