@@ -24,6 +24,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import random_checkpoint
 from decoder import Decoder
 from flax import nnx
@@ -63,8 +64,8 @@ def generate(path: Path, args: argparse.Namespace) -> jax.Array:
 
     by_sequence = NamedSharding(mesh, P("ep"))
     vocabulary = model.config.vocab_size
-    key = jax.random.key(args.seed)
-    prompt = jax.random.randint(key, (args.batch, args.prompt), 0, vocabulary, jnp.int32)
+    rng = np.random.default_rng(args.seed)
+    prompt = rng.integers(0, vocabulary, (args.batch, args.prompt), np.int32)
     prompt = jax.device_put(prompt, by_sequence)
 
     def run() -> tuple[jax.Array, float, list[float]]:
@@ -85,10 +86,11 @@ def generate(path: Path, args: argparse.Namespace) -> jax.Array:
     one_step = statistics.median(decode)
 
     def share(length: int, whole: float) -> float:
-        keys = jax.random.split(key, 2)
-        x = jax.random.normal(keys[0], (args.batch, length, moe.hidden_size), jnp.bfloat16)
-        scores = jax.random.normal(keys[1], (args.batch, length, moe.num_experts))
-        weights, idx = jax.lax.top_k(jax.nn.softmax(scores), moe.num_experts_per_tok)
+        tokens = (args.batch, length)
+        x = rng.standard_normal((*tokens, moe.hidden_size), np.float32).astype(jnp.bfloat16)
+        scores = rng.standard_normal((*tokens, moe.num_experts))
+        idx = np.argsort(-scores, axis=-1)[..., : moe.num_experts_per_tok].astype(np.int32)
+        weights = np.full(idx.shape, 1 / moe.num_experts_per_tok, np.float32)
         operands = [jax.device_put(value, by_sequence) for value in (x, idx, weights)]
         return median_time(lambda: experts_only(graphdef, state, *operands)) / whole
 

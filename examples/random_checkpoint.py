@@ -22,7 +22,7 @@ INDEX = "model.safetensors.index.json"
 
 ATTENTION = dict(
     hidden_size=256,
-    num_hidden_layers=3,
+    num_hidden_layers=2,
     vocab_size=512,
     num_attention_heads=8,
     num_key_value_heads=2,

@@ -80,7 +80,7 @@ def test_decoding_with_the_cache_equals_reading_the_whole_text(models, family):
     for position in range(6, 9):
         logits, cache = call(model, ids[:, position : position + 1], cache, position)
     # The same arithmetic in other shapes: bfloat16 products of attention differ in their last bits,
-    # about 2^-8 after three layers; a cache that is off by one position differs by about 2^-2.
+    # about 2^-8 after two layers; a cache that is off by one position differs by about 2^-2.
     assert _distance(logits, whole) < 2**-4
     shifted, _ = call(model, ids[:, 8:9], cache, 7)
     assert _distance(shifted, whole) > 2**-3
