@@ -687,6 +687,13 @@ def test_tokens_of_mismatched_shapes_are_refused(
         call(**{name: jnp.zeros(shape, dtypes[name]) for name, shape in changes.items()})
 
 
+def test_slots_are_those_of_a_layers_config_where_there_is_one() -> None:
+    x, idx, weight = tokens_of(small_case())
+    validation.check_tokens(x, idx, weight, 64, num_slots=3)
+    with refused(ValueError, "K = 3", "num_experts_per_tok = 4"):
+        validation.check_tokens(x, idx, weight, 64, num_slots=4)
+
+
 def test_thirty_two_slots_are_accepted() -> None:
     slots = {"topk_idx": jnp.zeros((16, 32), jnp.int32), "topk_weights": jnp.ones((16, 32))}
     by_mega_moe(**slots)
