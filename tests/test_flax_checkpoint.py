@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_megamoe
 from jax_megamoe import MegaMoe, MegaMoeConfig, layouts, linen
-from jax_megamoe.modules import check_restore
+from jax_megamoe.modules import check_restore, preparing
 from layer import assert_as_on_one_device, mesh_of, refused, small_case, tokens_of, weights_of
 
 CONFIG = MegaMoeConfig(8, 64, 32, 3)
@@ -72,8 +72,10 @@ def new_layout_version(monkeypatch: pytest.MonkeyPatch) -> Any:
         return version
 
     def forget() -> None:
-        jax.clear_caches()  # what was traced with the old version
+        """Drops what was traced with the other version."""
+        jax_megamoe.weights._prepare_jitted.clear_cache()
         jax_megamoe.weights._layout_arrays.cache_clear()
+        preparing._prepare.clear_cache()
 
     yield bump
     monkeypatch.undo()
@@ -133,11 +135,17 @@ def test_every_scale_byte_comes_back(tmp_path: Path) -> None:
         np.testing.assert_array_equal(back.view(np.uint8).reshape(-1), every)
 
 
-def test_a_checkpoint_restored_before_prepare_is_prepared_afterwards(tmp_path: Path) -> None:
+def test_a_checkpoint_restored_on_one_device_is_spread_over_the_ranks_by_prepare(
+    tmp_path: Path,
+) -> None:
     save(tmp_path / "state", nnx.state(loaded()))
-    model = abstract(mesh=mesh_of(ep=2))
+    mesh = mesh_of(ep=2)
+    model = abstract(mesh=mesh)
     nnx.update(model, restore(tmp_path / "state", nnx.state(model)))
+    assert len(model.down_proj[...].sharding.device_set) == 1
     model.prepare()
+    for leaf in jax.tree.leaves(nnx.state(model)):
+        assert leaf.sharding.is_equivalent_to(NamedSharding(mesh, P("ep")), leaf.ndim)
     assert_as_on_one_device(model(*tokens_of(small_case())), "cpu")
 
 
@@ -152,7 +160,7 @@ def test_linen_variables_come_back_bit_for_bit(tmp_path: Path, prepared: bool) -
     restored = restore(tmp_path / "variables", target)
     assert jax.tree.structure(restored) == jax.tree.structure(variables)
     assert value_bytes(restored) == value_bytes(variables)
-    moe = linen.MegaMoe(CONFIG, mesh=mesh_of(ep=2))
+    moe = linen.MegaMoe(CONFIG, mesh=mesh_of(ep=1))
     assert_as_on_one_device(moe.apply(restored, *tokens_of(small_case())), "cpu")
 
 

@@ -50,6 +50,16 @@ def loaded(mesh: Any = None, **keywords: Any) -> MegaMoe:
     return MegaMoe(CONFIG, mesh=mesh, weights=weights_of(small_case()), **keywords)
 
 
+def zeros(experts: int, hidden: int, intermediate: int) -> ExpertWeights:
+    codes, scales = jnp.zeros, jnp.ones
+    return ExpertWeights(
+        codes((experts, 2 * intermediate, hidden // 2), jnp.int8),
+        scales((experts, 2 * intermediate, hidden // 32), jnp.float8_e8m0fnu),
+        codes((experts, hidden, intermediate // 2), jnp.int8),
+        scales((experts, hidden, intermediate // 32), jnp.float8_e8m0fnu),
+    )
+
+
 def random(mesh: Any = None, **keywords: Any) -> MegaMoe:
     return MegaMoe(CONFIG, mesh=mesh, rngs=nnx.Rngs(7), **keywords)
 
@@ -87,7 +97,8 @@ def run(moe: MegaMoe, *tokens: jax.Array) -> jax.Array:
 @pytest.mark.parametrize(("implementation", "kind"), [("cpu", "Auto"), ("xla", "Explicit")])
 def test_both_forms_give_the_bits_of_one_device(implementation: str, kind: str) -> None:
     moe = loaded(mesh_of(kind, ep=4), implementation=implementation)
-    assert_as_on_one_device(moe(*tokens()), implementation)
+    if implementation == "cpu":  # plain weights are the same program with a longer compilation
+        assert_as_on_one_device(moe(*tokens()), implementation)
     moe.prepare()
     assert_as_on_one_device(moe(*tokens()), implementation)
 
@@ -108,17 +119,16 @@ def test_every_way_to_jit_gives_the_same_bits(kind: str) -> None:
 
 @kinds
 def test_mesh_none_takes_the_mesh_in_context(kind: str) -> None:
-    for ranks in (2, 8):
+    for ranks, way in ((2, nnx.jit(run)), (8, run)):
         moe = loaded()
         moe.prepare()
         with jax.set_mesh(mesh_of(kind, ep=ranks)):
-            results = moe(*tokens()), nnx.jit(run)(moe, *tokens())
-        for y in results:
-            assert_as_on_one_device(y, "cpu")
+            y = way(moe, *tokens())
+        assert_as_on_one_device(y, "cpu")
 
 
 def test_leading_batch_axes_are_tokens() -> None:
-    moe = loaded(mesh_of(ep=4))
+    moe = loaded(mesh_of(ep=1))
     batched = [value.reshape(2, 4, 2, value.shape[-1]) for value in tokens()]
     y = moe(*batched)
     assert y.shape == batched[0].shape
@@ -130,7 +140,7 @@ def test_numpy_int64_ids_outside_the_experts_are_skipped() -> None:
     x, idx, weights = tokens()
     wide = np.where(np.asarray(idx) >= 8, 2**32 + 1, np.asarray(idx).astype(np.int64))
     assert (wide > 2**32).any()
-    assert_as_on_one_device(loaded(mesh_of(ep=2))(x, wide, weights), "cpu")
+    assert_as_on_one_device(loaded(mesh_of(ep=1))(x, wide, weights), "cpu")
 
 
 def test_several_mesh_axes_may_hold_the_experts() -> None:
@@ -156,7 +166,7 @@ def test_inside_a_callers_shard_map_it_runs_on_the_local_arrays(prepared: bool) 
 
 
 def test_vmap_over_a_batch_of_tokens() -> None:
-    moe = loaded(mesh_of(ep=2))
+    moe = loaded(mesh_of(ep=1))
     batched = [value.reshape(4, 4, -1) for value in tokens()]
     mapped = nnx.vmap(run, in_axes=(None, 0, 0, 0))
     assert_as_on_one_device(mapped(moe, *batched), "cpu")
@@ -184,6 +194,8 @@ def test_a_stack_of_layers_is_made_prepared_and_scanned() -> None:
     stack = make(nnx.Rngs(0))
     assert stack.gate_up_proj.shape == (3, 8, 64, 32)
     assert stack.gate_up_proj.out_sharding == (None, "ep", None, None)
+    prepare(stack)
+    assert stack.gate_up_proj_cpu_v1.out_sharding == (None, "ep", None, None, None)
     x = tokens()[0]
     y = scan(stack, x)
     graphdef, state = nnx.split(stack)
@@ -192,9 +204,6 @@ def test_a_stack_of_layers_is_made_prepared_and_scanned() -> None:
     for layer in range(3):
         want = step(jax.tree.map(lambda leaf, i=layer: np.asarray(leaf)[i], state), want)
     np.testing.assert_array_equal(bits(np.asarray(y)), bits(np.asarray(want)))
-    prepare(stack)
-    assert stack.gate_up_proj_cpu_v1.out_sharding == (None, "ep", None, None, None)
-    np.testing.assert_array_equal(bits(np.asarray(scan(stack, x))), bits(np.asarray(y)))
 
 
 # --- the compiled program ------------------------------------------------------------------------
@@ -292,8 +301,7 @@ def rearranged_weights(hlo: str) -> list[str]:
     return [line for line in made if "sharding-constraint" not in line]
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-@kinds
+@pytest.mark.parametrize(("ranks", "kind"), [(1, "Auto"), (4, "Auto"), (4, "Explicit")])
 def test_a_call_on_prepared_weights_contains_no_preparation(ranks: int, kind: str) -> None:
     moe = loaded(mesh_of(kind, ep=ranks))
 
@@ -328,19 +336,24 @@ def test_random_experts_do_not_depend_on_the_mesh_and_lie_on_their_ranks(kind: s
 
 
 def test_random_experts_differ_and_are_normal_with_variance_one_over_fan_in() -> None:
-    config = MegaMoeConfig(4, 256, 128, 2, use_bias=True)
-    weights = MegaMoe(config, rngs=nnx.Rngs(0)).expert_weights()
+    weights = random().expert_weights()
     for codes, scale, fan_in in (
-        (weights.gate_up_proj, weights.gate_up_proj_scale_inv, 256),
-        (weights.down_proj, weights.down_proj_scale_inv, 128),
+        (weights.gate_up_proj, weights.gate_up_proj_scale_inv, 64),
+        (weights.down_proj, weights.down_proj_scale_inv, 32),
     ):
-        values = np.asarray(jax_megamoe.dequantize_fp4(codes, scale))
-        # 32768 values: the mean of the squares is within 2 % but for quantisation, some 1 % more.
-        assert abs(values.var() * fan_in - 1) < 0.05
-        assert abs(values.mean()) < 0.01
-        assert len({expert.tobytes() for expert in values}) == 4
-    assert not np.asarray(weights.gate_up_proj_bias).any()
-    assert weights.down_proj_bias.shape == (4, 256)
+        values = np.asarray(jax.jit(jax_megamoe.dequantize_fp4)(codes, scale))
+        # At least 16384 values: five standard deviations of the mean of the squares are 5.5 %, and
+        # quantisation adds some 1 %; of the mean they are 0.04 of a value's.
+        assert abs(values.var() * fan_in - 1) < 0.07
+        assert abs(values.mean()) * fan_in**0.5 < 0.04
+        assert len({expert.tobytes() for expert in values}) == 8
+
+
+def test_random_biases_are_zero() -> None:
+    config = dataclasses.replace(CONFIG, use_bias=True)
+    weights = MegaMoe(config, rngs=nnx.Rngs(0)).expert_weights()
+    for bias in (weights.gate_up_proj_bias, weights.down_proj_bias):
+        assert bias.shape == (8, 64) and not np.asarray(bias).any()
 
 
 @pytest.mark.parametrize("form", ["float8_e8m0fnu", "uint8", "float32", "int32", "numpy"])
@@ -380,8 +393,8 @@ def test_from_dense_quantises_each_expert(as_numpy: bool, bias: bool) -> None:
     dense = [np.asarray(value, np.float32) for value in (gate_up, down)]
     biases = [np.ones((8, 64), np.float32), np.ones((8, 64), jnp.bfloat16)] if bias else []
     want = ExpertWeights(
-        *jax_megamoe.quantize_fp4(dense[0]),
-        *jax_megamoe.quantize_fp4(dense[1]),
+        *jax.jit(jax_megamoe.quantize_fp4)(dense[0]),
+        *jax.jit(jax_megamoe.quantize_fp4)(dense[1]),
         *map(jnp.asarray, biases),
     )
     config = dataclasses.replace(CONFIG, use_bias=bias)
@@ -410,20 +423,20 @@ def compilations() -> Iterator[list[str]]:
 
 
 def test_abstract_construction_allocates_and_compiles_nothing(compilations: list[str]) -> None:
-    dense = np.ones((8, 64, 64), np.float32), np.ones((8, 64, 32), np.float32)
-    shapes = jax.eval_shape(lambda: random().expert_weights())
-    jax.clear_caches()
+    config = MegaMoeConfig(8, 64, 96, 3)  # of no other test, so that nothing is compiled already
+    dense = np.ones((8, 192, 64), np.float32), np.ones((8, 64, 96), np.float32)
+    shapes = jax.eval_shape(lambda: MegaMoe(config, rngs=nnx.Rngs(0)).expert_weights())
     before = len(jax.live_arrays())
     compilations.clear()
     made = [
-        nnx.eval_shape(lambda: random()),
-        nnx.eval_shape(lambda: MegaMoe.from_dense(CONFIG, *dense)),
-        nnx.eval_shape(lambda: random(mesh_of(ep=4))),
-        MegaMoe(CONFIG, weights=shapes),
+        nnx.eval_shape(lambda: MegaMoe(config, rngs=nnx.Rngs(0))),
+        nnx.eval_shape(lambda: MegaMoe.from_dense(config, *dense)),
+        nnx.eval_shape(lambda: MegaMoe(config, mesh=mesh_of(ep=4), rngs=nnx.Rngs(0))),
+        MegaMoe(config, weights=shapes),
     ]
     for moe in made:
         assert [getattr(moe, name).shape for name in NAMES] == [
-            (8, 64, 16), (8, 64, 1), (8, 64, 32), (8, 64, 2)
+            (8, 64, 48), (8, 64, 3), (8, 192, 32), (8, 192, 2)
         ]  # fmt: skip
         moe.prepare("cpu")
         assert held(moe) == names_in("cpu")
@@ -432,7 +445,7 @@ def test_abstract_construction_allocates_and_compiles_nothing(compilations: list
         )
         assert moe.expert_weights() == shapes or moe.mesh is not None
     assert compilations == []
-    assert len(jax.live_arrays()) == before
+    assert len(jax.live_arrays()) <= before
 
 
 def test_an_abstract_prepared_layer_is_that_of_a_real_one() -> None:
@@ -452,7 +465,7 @@ def test_an_abstract_prepared_layer_is_that_of_a_real_one() -> None:
 @kinds
 def test_partition_specs_put_the_experts_on_the_axis(kind: str) -> None:
     mesh = mesh_of(kind, data=2, ep=4)
-    graphdef, state = nnx.get_abstract_model(lambda: random(), mesh)
+    _, state = nnx.get_abstract_model(lambda: random(), mesh)
     for form in (state, nnx.state(loaded(mesh))):
         specs = nnx.get_partition_spec(form)
         assert {tuple(spec) for spec in jax.tree.leaves(specs)} == {("ep", None, None)}
@@ -460,12 +473,6 @@ def test_partition_specs_put_the_experts_on_the_axis(kind: str) -> None:
         assert shardings["gate_up_proj"].get_value() == NamedSharding(mesh, P("ep", None, None))
     for leaf in jax.tree.leaves(state):
         assert leaf.sharding.spec == P("ep", None, None)
-    # Codes that are zero; the scales must not be, since zero is no UE8M0 number.
-    filled = jax.tree.map(
-        lambda leaf: jnp.full(leaf.shape, "i" not in leaf.dtype.kind, leaf.dtype), state
-    )
-    with jax.set_mesh(mesh):
-        assert not np.asarray(nnx.merge(graphdef, filled)(*tokens())).any()
 
 
 # --- preparing -----------------------------------------------------------------------------------
@@ -508,10 +515,11 @@ def test_prepare_goes_through_prepare_expert(monkeypatch: pytest.MonkeyPatch) ->
         shapes.append(weights.gate_up_proj.shape)
         return original(weights, implementation)
 
-    jax.clear_caches()
+    # Sizes of no other test, so that nothing is traced already.
+    moe = MegaMoe(MegaMoeConfig(4, 96, 32, 2), weights=zeros(4, 96, 32), mesh=mesh_of(ep=4))
     monkeypatch.setattr(preparing.weights_module, "prepare_expert", spy)
-    loaded(mesh_of(ep=4)).prepare()
-    assert set(shapes) == {(64, 32)}
+    moe.prepare()
+    assert set(shapes) == {(64, 48)}
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
@@ -558,6 +566,15 @@ def test_prepare_leaves_arrays_that_others_hold_as_they_are() -> None:
         assert_as_on_one_device(one(*tokens()), "cpu")
 
 
+def test_prepare_leaves_arrays_on_one_device_of_a_larger_mesh_as_they_are() -> None:
+    """Placing them on the mesh may share the memory on that device."""
+    given = weights_of(small_case())
+    want = jax.tree.map(np.array, given)
+    moe = MegaMoe(CONFIG, weights=given, mesh=mesh_of(data=2, ep=1))
+    moe.prepare("cpu")
+    assert_same_bytes(jax.tree.map(np.asarray, given), want)
+
+
 @pytest.mark.parametrize("ranks", [None, 1, 2])
 def test_prepare_leaves_numpy_arrays_and_views_as_they_are(ranks: int | None) -> None:
     def aligned(array: Any) -> np.ndarray:
@@ -596,7 +613,6 @@ def test_a_layer_prepared_inside_jit() -> None:
 
 def test_a_layout_of_another_size_is_prepared_too(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = layouts.get("xla")
-    want = loaded().expert_weights()
 
     def padded(codes: Any) -> Any:
         return jnp.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, 16)])
@@ -604,20 +620,17 @@ def test_a_layout_of_another_size_is_prepared_too(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(layout, "prepare_codes", padded)
     monkeypatch.setattr(layout, "unprepare_codes", lambda codes, n, k: codes[..., : k // 2])
     monkeypatch.setattr(layout, "VERSION", 99)
-    caches = [jax.clear_caches, jax_megamoe.weights._layout_arrays.cache_clear]
-    for clear in caches:
-        clear()
-    try:
-        for mesh in (None, mesh_of(ep=4)):
-            moe = loaded(mesh)
-            moe.prepare("xla")
-            assert moe.gate_up_proj_xla_v99.shape == (8, 64, 48)
-            assert_same_bytes(
-                jax.tree.map(np.asarray, moe.expert_weights()), jax.tree.map(np.asarray, want)
-            )
-    finally:
-        for clear in caches:
-            clear()
+    # Sizes of no other test, so that what is traced here is used nowhere else.
+    config, weights = MegaMoeConfig(4, 32, 96, 2), zeros(4, 32, 96)
+    codes = np.arange(weights.gate_up_proj.size).reshape(weights.gate_up_proj.shape)
+    weights = dataclasses.replace(weights, gate_up_proj=jnp.asarray(codes.astype(np.int8)))
+    for mesh in (None, mesh_of(ep=4)):
+        moe = MegaMoe(config, weights=weights, mesh=mesh)
+        moe.prepare("xla")
+        assert moe.gate_up_proj_xla_v99.shape == (4, 192, 32)
+        assert_same_bytes(
+            jax.tree.map(np.asarray, moe.expert_weights()), jax.tree.map(np.asarray, weights)
+        )
 
 
 # --- what passes it by ---------------------------------------------------------------------------
@@ -638,7 +651,7 @@ class Model(nnx.Module):
 
 
 def test_gradients_optimizers_and_lora_filters_pass_the_weights_by() -> None:
-    model = Model(mesh_of(ep=2), nnx.Rngs(0))
+    model = Model(mesh_of(ep=1), nnx.Rngs(0))
     model.moe.prepare()
     before = jax.tree.map(np.array, nnx.state(model, QuantizedWeight))
     assert "moe" not in nnx.state(model, nnx.Param)
@@ -668,9 +681,8 @@ def test_differentiating_through_the_layer_is_refused() -> None:
         jax.grad(lambda w: moe(x, idx, w).astype(jnp.float32).sum())(weights)
 
 
-@kinds
-def test_copies_and_pickles_work_like_the_original(kind: str) -> None:
-    moe = loaded(mesh_of(kind, data=2, ep=4))
+def test_copies_and_pickles_work_like_the_original() -> None:
+    moe = loaded(mesh_of("Explicit", data=2, ep=1))
     for _ in range(2):
         for twin in (copy.deepcopy(moe), pickle.loads(pickle.dumps(moe)), nnx.clone(moe)):
             assert twin.mesh == moe.mesh and held(twin) == held(moe)
@@ -695,11 +707,9 @@ def test_showing_a_layer_is_short_and_reads_no_weight() -> None:
         treescope.render_to_text(0)
     for kind in ("Auto", "Explicit"):
         moe = loaded(mesh_of(kind, ep=4))
-        for _ in range(2):
-            table = nnx.tabulate(moe, *tokens(), console_kwargs={"width": 200})
-            assert "gate_up_proj" in table and len(table) < 20_000
-            if "gate_up_proj" in held(moe):
-                moe.prepare()
+        moe.prepare()
+        table = nnx.tabulate(moe, *tokens(), console_kwargs={"width": 200})
+        assert "gate_up_proj" in table and len(table) < 20_000
         for leaf in jax.tree.leaves(nnx.state(moe)):
             leaf.delete()  # reading one would raise
         for shown in (moe, nnx.state(moe), moe.gate_up_proj_cpu_v1):

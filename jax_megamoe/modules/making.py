@@ -141,9 +141,6 @@ def given_weights(
     weights: Weights, axis_name: validation.AxisName, mesh: AnyMesh | None
 ) -> Weights:
     """Weights that a module is given, in its standard form and placed."""
-    if isinstance(weights, ExpertWeights):
-        for name in ("gate_up_proj_scale_inv", "down_proj_scale_inv"):
-            validation.check_scale_values(name, getattr(weights, name))
     names = validation.axis_names(axis_name)
     mesh = mesh_of_call(mesh)
     placed: Weights = jax.tree.map(lambda leaf: place(leaf, names, mesh), standard_form(weights))

@@ -33,11 +33,19 @@ def place(leaf: Any, names: AxisNames, mesh: AnyMesh | None) -> Any:
     if isinstance(mesh, Mesh) and not isinstance(leaf, jax.core.Tracer) and not inside_jit():
         if isinstance(leaf, jax.Array) and _is_placed(leaf, sharding):
             return leaf
-        return jax.device_put(leaf, sharding, may_alias=False)
+        placed = jax.device_put(leaf, sharding)
+        return jnp.copy(placed) if _may_share(leaf, sharding) else placed
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     if all(kinds[name] == AxisType.Explicit for name in names):
         return jax.reshard(leaf, sharding)
     return jax.lax.with_sharding_constraint(leaf, sharding)
+
+
+def _may_share(leaf: Any, sharding: NamedSharding) -> bool:
+    """Whether `device_put` may keep a device's part where it is; may_alias=False does not prevent it."""
+    if not isinstance(leaf, jax.Array) or leaf.sharding.device_set.isdisjoint(sharding.device_set):
+        return False
+    return leaf.sharding.shard_shape(leaf.shape) == sharding.shard_shape(leaf.shape)
 
 
 def _is_placed(array: Array, sharding: NamedSharding) -> bool:
