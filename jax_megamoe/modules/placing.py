@@ -42,7 +42,7 @@ def place(leaf: Any, names: AxisNames, mesh: AnyMesh | None) -> Any:
 
 
 def _may_share(leaf: Any, sharding: NamedSharding) -> bool:
-    """Whether `device_put` may keep a device's part where it is; may_alias=False does not prevent it."""
+    """Whether `device_put` may keep a part where it is, which may_alias=False does not prevent."""
     if not isinstance(leaf, jax.Array) or leaf.sharding.device_set.isdisjoint(sharding.device_set):
         return False
     return leaf.sharding.shard_shape(leaf.shape) == sharding.shard_shape(leaf.shape)
