@@ -260,7 +260,6 @@ ALONG_DATA = [
     ((16,), P()),
     ((16,), P("data")),
     ((16,), P(("data", "ep"))),
-    ((2, 8), P()),
     ((2, 8), P("data")),
     ((2, 8), P("data", "ep")),
     ((1, 16), P(None, "data")),
@@ -268,7 +267,6 @@ ALONG_DATA = [
 OTHERWISE = [
     ((16,), P("ep")),
     ((16,), P(("ep", "data"))),
-    ((2, 8), P(None, "data")),
     ((2, 8), P(None, ("data", "ep"))),
     ((4, 4), P("ep", "data")),
     ((2, 2, 4), P("data", None, "ep")),
@@ -295,7 +293,7 @@ def assert_moves_no_tokens_over_data_and_no_weights(
     ("lead", "spec", "shape"),
     [
         *((*case, DATA_FIRST) for case in ALONG_DATA + OTHERWISE),
-        *((*case, EP_FIRST) for case in (*ALONG_DATA[1:3], *OTHERWISE[1:2])),
+        (*ALONG_DATA[1], EP_FIRST),
     ],
     ids=str,
 )
@@ -512,9 +510,7 @@ def temporaries(mesh: Mesh, *sizes: Any) -> int:
 
 
 @pytest.mark.parametrize("tokens", [64, 65536])
-@pytest.mark.parametrize(
-    ("hidden", "intermediate", "slots"), [(2048, 1024, 4), (256, 128, 8), (128, 512, 1)]
-)
+@pytest.mark.parametrize(("hidden", "intermediate", "slots"), [(2048, 1024, 4), (128, 512, 1)])
 def test_xla_holds_one_experts_float32_weights_and_24_bytes_a_value(
     tokens: int, hidden: int, intermediate: int, slots: int
 ) -> None:
@@ -541,7 +537,7 @@ def test_exchange_holds_one_chunk_whatever_the_number_of_tokens(
     if implementation == "xla":
         in_chunk += 4 * 3 * hidden * intermediate
         in_chunk += 24 * 32 * (hidden + 2 * intermediate)  # one tile
-    for tokens in (4096, 65536):
+    for tokens in (4096, 65536) if implementation == "cpu" else (65536,):
         # What this rank holds of x, its result, ids and weights, split into chunks.
         own = tokens // ranks * (4 * hidden + 8 * slots)
         used = temporaries(mesh_of(ep=ranks), implementation, tokens, hidden, intermediate, slots)

@@ -21,41 +21,20 @@ from jax.sharding import PartitionSpec as P
 
 import jax_megamoe
 from contract import bits
-from jax_megamoe import MegaMoeConfig, layouts, linen
+from flax_layer import CONFIG, NAMES, assert_same_bytes, kinds, names_in, tokens
+from jax_megamoe import linen
 from layer import (
     IMPLEMENTATIONS,
     assert_as_on_one_device,
     mesh_of,
     refused,
     small_case,
-    tokens_of,
     weights_of,
 )
-
-CONFIG = MegaMoeConfig(8, 64, 32, 3)
-NAMES = ["down_proj", "down_proj_scale_inv", "gate_up_proj", "gate_up_proj_scale_inv"]
-kinds = pytest.mark.parametrize("kind", ["Auto", "Explicit"])
-
-
-def tokens() -> tuple[jax.Array, jax.Array, jax.Array]:
-    return tokens_of(small_case())
 
 
 def loaded() -> dict[str, Any]:
     return {"quantized": linen.collection(weights_of(small_case()))}
-
-
-def assert_same_bytes(got: Any, want: Any) -> None:
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_array_equal(
-            np.asarray(one).view(np.uint8), np.asarray(other).view(np.uint8)
-        )
-
-
-def names_in(implementation: str) -> list[str]:
-    version = layouts.get(implementation).VERSION
-    return sorted(f"{name}_{implementation}_v{version}" for name in NAMES)
 
 
 # --- calling --------------------------------------------------------------------------------------

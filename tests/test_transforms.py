@@ -370,9 +370,15 @@ def plain_loop(
     return x
 
 
-@kinds
-@pytest.mark.parametrize("second_axis", [False, True])
-@pytest.mark.parametrize("implementation", ["cpu", None])
+@pytest.mark.parametrize(
+    ("kind", "second_axis", "implementation"),
+    [
+        ("Auto", False, "cpu"),
+        ("Explicit", False, None),
+        ("Auto", True, None),
+        ("Explicit", True, "cpu"),
+    ],
+)
 def test_scan_over_layers_inside_shard_map(
     kind: str, second_axis: bool, implementation: str | None
 ) -> None:
