@@ -256,10 +256,10 @@ def _prepare(weights: ExpertWeights, implementation: str) -> PreparedWeights:
     layout = layouts.get(implementation)
     weights = canonical(weights)
     return PreparedWeights(
-        layout.prepare_codes(weights.gate_up_proj),
-        layout.prepare_scales(weights.gate_up_proj_scale_inv),
-        layout.prepare_codes(weights.down_proj),
-        layout.prepare_scales(weights.down_proj_scale_inv),
+        layout.prepare_codes(weights.gate_up_proj, "gate_up_proj"),
+        layout.prepare_scales(weights.gate_up_proj_scale_inv, "gate_up_proj"),
+        layout.prepare_codes(weights.down_proj, "down_proj"),
+        layout.prepare_scales(weights.down_proj_scale_inv, "down_proj"),
         weights.gate_up_proj_bias,
         weights.down_proj_bias,
         implementation=implementation,
@@ -272,7 +272,8 @@ def _prepare(weights: ExpertWeights, implementation: str) -> PreparedWeights:
 def _unprepare(prepared: PreparedWeights) -> ExpertWeights:
     layout = layouts.get(prepared.implementation)
     hidden, intermediate = prepared.hidden_size, prepared.intermediate_size
-    gate_up, down = (2 * intermediate, hidden), (hidden, intermediate)
+    gate_up: tuple[layouts.Matrix, int, int] = ("gate_up_proj", 2 * intermediate, hidden)
+    down: tuple[layouts.Matrix, int, int] = ("down_proj", hidden, intermediate)
     return ExpertWeights(
         layout.unprepare_codes(prepared.gate_up_proj, *gate_up),
         _as_e8m0(layout.unprepare_scales(prepared.gate_up_proj_scale_inv, *gate_up)),

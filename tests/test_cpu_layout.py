@@ -20,7 +20,7 @@ def test_layout_puts_every_code_where_its_documentation_says() -> None:
     n, k = 48, 96
     nibbles = rng.integers(0, 16, (2, n, k)).astype(np.uint8)
     codes = (nibbles[..., 0::2] | nibbles[..., 1::2] << 4).view(np.int8)
-    prepared = layout.prepare_codes(codes)
+    prepared = layout.prepare_codes(codes, "down_proj")
     assert prepared.dtype == np.int8 and prepared.shape == (2, n // 16, k // 32, 256)
     dwords = np.ascontiguousarray(prepared).view("<u4").reshape(2, n // 16, k // 32, 4, 16)
     for j in range(8):
@@ -42,22 +42,22 @@ def test_layout_inverts_bitwise_and_numpy_and_jax_agree(
         (scales, layout.prepare_scales, layout.unprepare_scales),
     ]
     for array, prepare, unprepare in pairs:
-        prepared = prepare(array)
+        prepared = prepare(array, "down_proj")
         assert isinstance(prepared, np.ndarray) and prepared.dtype == array.dtype
-        np.testing.assert_array_equal(unprepare(prepared, n, k), array)
-        traced = jax.jit(prepare)(array)
+        np.testing.assert_array_equal(unprepare(prepared, "down_proj", n, k), array)
+        traced = jax.jit(prepare, static_argnums=1)(array, "down_proj")
         assert traced.dtype == array.dtype
         np.testing.assert_array_equal(traced, prepared)
-        back = jax.jit(lambda p, u=unprepare: u(p, n, k))(traced)
+        back = jax.jit(lambda p, u=unprepare: u(p, "down_proj", n, k))(traced)
         assert back.dtype == array.dtype
         np.testing.assert_array_equal(back, array)
 
 
 def test_layout_refuses_another_shape_in_words() -> None:
     with pytest.raises(ValueError, match=r"\(1, 1, 256\).*, 2, 1, 256\] for n = 32, k = 32"):
-        layout.unprepare_codes(np.zeros((1, 1, 256), np.int8), 32, 32)
+        layout.unprepare_codes(np.zeros((1, 1, 256), np.int8), "down_proj", 32, 32)
     with pytest.raises(ValueError, match=r"\(1, 2, 16\).*, 1, 1, 16\] for n = 16, k = 32"):
-        layout.unprepare_scales(np.zeros((1, 2, 16), np.uint8), 16, 32)
+        layout.unprepare_scales(np.zeros((1, 2, 16), np.uint8), "down_proj", 16, 32)
 
 
 def test_layout_version_is_the_extensions() -> None:

@@ -40,10 +40,12 @@ def operands(case: Case) -> dict[str, Any]:
         "x": case.x,
         "topk_idx": case.topk_idx,
         "topk_weights": case.topk_weights,
-        "gate_up_proj": layout.prepare_codes(weights["gate_up_proj"]),
-        "gate_up_proj_scale_inv": layout.prepare_scales(weights["gate_up_proj_scale_inv"]),
-        "down_proj": layout.prepare_codes(weights["down_proj"]),
-        "down_proj_scale_inv": layout.prepare_scales(weights["down_proj_scale_inv"]),
+        "gate_up_proj": layout.prepare_codes(weights["gate_up_proj"], "gate_up_proj"),
+        "gate_up_proj_scale_inv": layout.prepare_scales(
+            weights["gate_up_proj_scale_inv"], "gate_up_proj"
+        ),
+        "down_proj": layout.prepare_codes(weights["down_proj"], "down_proj"),
+        "down_proj_scale_inv": layout.prepare_scales(weights["down_proj_scale_inv"], "down_proj"),
         "gate_up_proj_bias": weights.get("gate_up_proj_bias", none),
         "down_proj_bias": weights.get("down_proj_bias", none),
     }

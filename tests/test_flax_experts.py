@@ -335,11 +335,11 @@ def test_a_layer_prepared_inside_jit() -> None:
 def test_a_layout_of_another_size_is_prepared_too(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = layouts.get("xla")
 
-    def padded(codes: Any) -> Any:
+    def padded(codes: Any, matrix: str) -> Any:
         return jnp.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, 16)])
 
     monkeypatch.setattr(layout, "prepare_codes", padded)
-    monkeypatch.setattr(layout, "unprepare_codes", lambda codes, n, k: codes[..., : k // 2])
+    monkeypatch.setattr(layout, "unprepare_codes", lambda codes, _, n, k: codes[..., : k // 2])
     monkeypatch.setattr(layout, "VERSION", 99)
     # Sizes of no other test, so that what is traced here is used nowhere else.
     config, weights = MegaMoeConfig(4, 32, 96, 2), zeros(4, 32, 96)

@@ -13,8 +13,8 @@ scale for each row and group of 32 k. Prepared, 16 rows form a panel:
   3, 5, 7.
 * scales uint8 [..., N/16, K/32, 16]: the 16 rows' scale bytes.
 
-Rows keep their order, so the gate panels come first, then the up panels. Nothing is padded: N is a
-multiple of 16 and K one of 32.
+Both matrices are laid out alike. Rows keep their order, so the gate panels come first, then the up
+panels. Nothing is padded: N is a multiple of 16 and K one of 32.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+
+from jax_megamoe.layouts import Matrix
 
 VERSION: int = 1
 """Bumped whenever a byte moves, together with kLayoutVersion in `xla_ffi/cpu/layout.h`."""
@@ -49,7 +51,7 @@ def _stack(parts: list[Any]) -> Any:
     return jnp.stack(parts, axis=-1)
 
 
-def prepare_codes(codes: Any) -> Any:
+def prepare_codes(codes: Any, matrix: Matrix) -> Any:
     """Checkpoint codes int8 [..., N, K/2] -> prepared int8 [..., N/16, K/32, 256]."""
     *lead, n, half = codes.shape
     # [..., panel, row, group, vector, byte of 8 k]
@@ -64,7 +66,7 @@ def prepare_codes(codes: Any) -> Any:
     return dwords.transpose(order).reshape(*lead, n // _PANEL, half // 16, 256)
 
 
-def unprepare_codes(prepared: Any, n: int, k: int) -> Any:
+def unprepare_codes(prepared: Any, matrix: Matrix, n: int, k: int) -> Any:
     """The inverse of `prepare_codes`: prepared int8 -> [..., n, k/2], bit for bit."""
     *lead, panels, groups, block = prepared.shape
     if (panels * _PANEL, groups * _GROUP, block) != (n, k, 256):
@@ -83,13 +85,13 @@ def unprepare_codes(prepared: Any, n: int, k: int) -> Any:
     return _stack([a, b, c, d]).reshape(*lead, n, k // 2)
 
 
-def prepare_scales(scales: Any) -> Any:
+def prepare_scales(scales: Any, matrix: Matrix) -> Any:
     """Scale bytes uint8 [..., N, K/32] -> prepared uint8 [..., N/16, K/32, 16]."""
     *lead, n, groups = scales.shape
     return scales.reshape(*lead, n // _PANEL, _PANEL, groups).swapaxes(-1, -2)
 
 
-def unprepare_scales(prepared: Any, n: int, k: int) -> Any:
+def unprepare_scales(prepared: Any, matrix: Matrix, n: int, k: int) -> Any:
     """The inverse of `prepare_scales`: prepared uint8 -> [..., n, k/32], bit for bit."""
     *lead, panels, groups, rows = prepared.shape
     if (panels * _PANEL, groups * _GROUP, rows) != (n, k, _PANEL):
