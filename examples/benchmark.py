@@ -1,14 +1,15 @@
-"""Times the layer on this machine: tokens x shapes, beside a bfloat16 baseline and the XLA
-implementation.
+"""Times the layer on this machine: tokens x shapes, beside bfloat16 peers, the XLA implementation
+and what the machine allows.
 
     python examples/benchmark.py                         the two shapes of the README
-    python examples/benchmark.py --shapes tiny --tokens 1,8 --json out.json
+    python examples/benchmark.py --limits --threads 1    with the limits, on one thread
+    python examples/benchmark.py --limits --plot roofline.png --json rows.json
+    python examples/benchmark.py --implementations cpu,torch-loop,torch-grouped
+    python examples/benchmark.py --overhead              the fixed cost of a call
 
-All candidates of a row are timed in one interleaved run, and a sample during which the hypervisor
-took the CPU away is dropped: compare ratios of one run, not times of two. The baseline is the
-fastest plain JAX form on a CPU: bfloat16 weights, dequantised outside the clock and stored [K, N],
-a loop over the experts that the (known) routing selects, rows padded to at least 2, float32
-results.
+All candidates of a row are timed in one interleaved run: compare ratios of one run, not times of
+two (`benchmarking/timing.py`). What the candidates are: `benchmarking/peers.py`; what the limits
+are: `benchmarking/limits.py`.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import time
+import os
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from benchmarking.limits import Limits
+from benchmarking.overhead import overhead
+from benchmarking.peers import TORCH, Baseline, Tokens, Torch
+from benchmarking.plot import check_installed, roofline
+from benchmarking.timing import interleaved
 
 import jax_megamoe as jm
 from jax_megamoe import _native
@@ -41,7 +47,9 @@ SHAPES = {
     "gpt-oss": Shape(experts=32, slots=4, hidden=2880, intermediate=2880),
     "tiny": Shape(experts=8, slots=2, hidden=512, intermediate=256),
 }
-BITS_PER_WEIGHT = 4.25
+PACKAGE = ("cpu", "xla")
+IMPLEMENTATIONS = (*PACKAGE, "baseline", *TORCH)
+BITS_PER_WEIGHT = 4.25  # of the package's two; the peers hold 16
 
 
 def make_weights(shape: Shape) -> jm.ExpertWeights:
@@ -57,147 +65,170 @@ def make_weights(shape: Shape) -> jm.ExpertWeights:
     return jm.ExpertWeights(*gate_up, *matrix(shape.hidden, shape.intermediate))
 
 
-def make_tokens(shape: Shape, tokens: int) -> tuple[jax.Array, np.ndarray, np.ndarray]:
+def make_tokens(shape: Shape, tokens: int) -> Tokens:
     rng = np.random.default_rng(tokens)
     x = jnp.asarray(rng.standard_normal((tokens, shape.hidden)), jnp.bfloat16)
     idx = np.argsort(rng.random((tokens, shape.experts)), axis=1)[:, : shape.slots]
     return x, idx.astype(np.int32), rng.random((tokens, shape.slots), np.float32)
 
 
-def custom_call(weights: Any, mesh: Any) -> Callable[..., jax.Array]:
-    call = jax.jit(
+def package(weights: jm.PreparedWeights) -> Callable[[Tokens], Callable[[], Any]]:
+    mesh = jax.make_mesh((1,), ("ep",), devices=jax.devices()[:1])
+    layer = jax.jit(
         lambda x, idx, w, weights: jm.expert_parallel(x, idx, w, weights, axis_name="ep", mesh=mesh)
     )
-    return lambda *tokens: call(*tokens, weights)
+    return lambda tokens: lambda: jax.block_until_ready(layer(*tokens, weights))
 
 
-def baseline_weights(weights: jm.ExpertWeights) -> list[tuple[jax.Array, jax.Array]]:
-    @jax.jit
-    def transposed(codes: jax.Array, scale: jax.Array) -> jax.Array:
-        return jm.dequantize_fp4(codes, scale, jnp.bfloat16).T
-
-    return [
-        (
-            transposed(weights.gate_up_proj[e], weights.gate_up_proj_scale_inv[e]),
-            transposed(weights.down_proj[e], weights.down_proj_scale_inv[e]),
-        )
-        for e in range(weights.gate_up_proj.shape[0])
-    ]
-
-
-def baseline(weights: list[tuple[jax.Array, jax.Array]], idx: np.ndarray) -> Callable[..., Any]:
-    """The baseline for one routing, known when it is compiled."""
-    used = sorted(set(idx.flat))
-    rows = []
-    for expert in used:
-        token, slot = np.nonzero(idx == expert)
-        pad = max(0, 2 - len(token))  # a product of one row is slower than one of two
-        rows.append((np.pad(token, (0, pad)), np.pad(slot, (0, pad)), len(token)))
-
-    @jax.jit
-    def call(x: jax.Array, w: jax.Array, weights: list[Any]) -> jax.Array:
-        y = jnp.zeros(x.shape, jnp.float32)
-        for (token, slot, count), (gate_up, down) in zip(rows, weights, strict=True):
-            products = jnp.dot(x[token], gate_up, preferred_element_type=jnp.float32)
-            gate, up = jnp.split(products, 2, axis=1)
-            a = (jax.nn.silu(gate) * up * w[token, slot][:, None]).astype(jnp.bfloat16)
-            out = jnp.dot(a, down, preferred_element_type=jnp.float32)
-            y = y.at[token[:count]].add(out[:count])
-        return y.astype(jnp.bfloat16)
-
-    selected = [weights[expert] for expert in used]
-    return lambda x, idx, w: call(x, w, selected)
+def candidates_of(
+    weights: jm.ExpertWeights, which: list[str], threads: int
+) -> dict[str, Callable[[Tokens], Callable[[], Any]]]:
+    """name -> tokens -> a call that returns when it is done."""
+    made: dict[str, Callable[[Tokens], Callable[[], Any]]] = {}
+    peer = Torch(weights, threads) if set(which) & set(TORCH) else None
+    for name in which:
+        if name in PACKAGE:
+            made[name] = package(jm.prepare_weights(weights, name))
+        elif name == "baseline":
+            made[name] = Baseline(jax.tree.map(jnp.asarray, weights)).call
+        else:
+            made[name] = lambda tokens, name=name: peer.call(name, tokens)
+    return made
 
 
-def stolen_ticks() -> int:
-    """Clock ticks that the hypervisor took from this machine; 0 where Linux does not say."""
-    try:
-        with open("/proc/stat") as stat:
-            return int(stat.readline().split()[8])
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
-def interleaved(candidates: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Median seconds of each candidate, taking turns for about `seconds` in all."""
-    for call in candidates.values():
-        jax.block_until_ready(call())
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    disturbed: dict[str, list[float]] = {name: [] for name in candidates}
-    end, rounds = time.perf_counter() + seconds, 0
-    while time.perf_counter() < end or rounds < 5:
-        rounds += 1
-        for name, call in candidates.items():
-            before, start = stolen_ticks(), time.perf_counter()
-            jax.block_until_ready(call())
-            elapsed = time.perf_counter() - start
-            (times if stolen_ticks() == before else disturbed)[name].append(elapsed)
-    return {name: float(np.median(times[name] or disturbed[name])) for name in candidates}
-
-
-def measure(name: str, tokens: int, which: list[str], seconds: float, state: dict) -> dict:
+def measure(
+    name: str, tokens: int, made: dict[str, Any], limits: Limits | None, seconds: float
+) -> dict[str, Any]:
     shape = SHAPES[name]
-    x, idx, w = make_tokens(shape, tokens)
-    candidates = {}
-    for implementation in which:
-        call = (
-            baseline(state["baseline"], idx)
-            if implementation == "baseline"
-            else state[implementation]
-        )
-        candidates[implementation] = lambda call=call: call(x, idx, w)
-    times = interleaved(candidates, seconds)
-    weights_touched = len(set(idx.flat)) * 3 * shape.hidden * shape.intermediate
-    row: dict[str, Any] = {"shape": name, "tokens": tokens}
-    for implementation, elapsed in times.items():
-        bits = 16 if implementation == "baseline" else BITS_PER_WEIGHT
-        flop = 6 * shape.hidden * shape.intermediate * tokens * shape.slots
-        row[implementation] = {
-            "us": 1e6 * elapsed,
-            "weights_gb_per_s": weights_touched * bits / 8e9 / elapsed,
-            "gflop_per_s": flop / 1e9 / elapsed,
+    batch = make_tokens(shape, tokens)
+    calls = {which: make(batch) for which, make in made.items()}
+    times = interleaved({**calls, **(limits.candidates() if limits else {})}, seconds)
+    weights = len(set(batch[1].flat)) * 3 * shape.hidden * shape.intermediate
+    multiply_adds = 3 * shape.hidden * shape.intermediate * tokens * shape.slots
+    row: dict[str, Any] = {
+        "shape": name,
+        "tokens": tokens,
+        "gflop": 2e-9 * multiply_adds,
+        "weights_gb": weights * BITS_PER_WEIGHT / 8e9,
+        "times": {},
+    }
+    for which in calls:
+        bits = BITS_PER_WEIGHT if which in PACKAGE else 16
+        row["times"][which] = {
+            "us": 1e6 * times[which],
+            "weights_gb_per_s": weights * bits / 8e9 / times[which],
+            "gflop_per_s": row["gflop"] / times[which],
         }
+    if limits:
+        limit = limits.limit(times, 1e9 * row["weights_gb"], multiply_adds)
+        row["limits"] = {
+            "us": 1e6 * limit.seconds,
+            "bound": limit.bound,
+            "read_gb_per_s": 1e-9 * limits.read_rate(times),
+            "dot_gflop_per_s": 2e-9 * limits.dot_rate(times),
+        }
+        for which in calls:
+            row["times"][which]["share_of_limit"] = limit.seconds / times[which]
     return row
 
 
+def show(row: dict[str, Any]) -> None:
+    first = next(iter(row["times"].values()))["us"]
+    label = f"{row['shape']:8} {row['tokens']:6}"
+    if "limits" in row:
+        limit = row["limits"]
+        print(
+            f"{label}  limit         {limit['us']:9.0f} {limit['read_gb_per_s']:8.1f} "
+            f"{limit['dot_gflop_per_s']:9.0f}                     by {limit['bound']}"
+        )
+    for name, cell in row["times"].items():
+        share = f"{100 * cell['share_of_limit']:6.0f} %" if "limits" in row else ""
+        print(
+            f"{label}  {name:13} {cell['us']:9.0f} {cell['weights_gb_per_s']:8.1f} "
+            f"{cell['gflop_per_s']:9.0f} {cell['us'] / first:10.2f} {share}",
+            flush=True,
+        )
+
+
+def one_of(accepted: Any, what: str) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in accepted:
+                raise argparse.ArgumentTypeError(
+                    f"found {what} {name!r}, accepted are {', '.join(accepted)}"
+                )
+        return names
+
+    return parse
+
+
+def token_counts(text: str) -> list[int]:
+    counts = [int(part) for part in text.split(",")]
+    if min(counts) < 1:
+        raise argparse.ArgumentTypeError(f"found {min(counts)} tokens, at least 1 is accepted")
+    return counts
+
+
+def thread_count(text: str) -> int:
+    cpus = len(os.sched_getaffinity(0))
+    count = int(text)
+    if not 1 <= count <= cpus:
+        raise argparse.ArgumentTypeError(f"found {count}, accepted are 1 to {cpus}")
+    return count
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--shapes", default="flash,gpt-oss", help=f"of {', '.join(SHAPES)}")
-    parser.add_argument("--tokens", default="1,8,32,128,512")
-    parser.add_argument("--implementations", default="cpu,baseline,xla")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument(
+        "--shapes", type=one_of(SHAPES, "shape"), default="flash,gpt-oss", help=", ".join(SHAPES)
+    )
+    parser.add_argument("--tokens", type=token_counts, default="1,8,32,128,512")
+    parser.add_argument(
+        "--implementations", type=one_of(IMPLEMENTATIONS, "implementation"),
+        default="cpu,baseline,xla", help=", ".join(IMPLEMENTATIONS),
+    )  # fmt: skip
+    parser.add_argument(
+        "--threads", type=thread_count, help="of every candidate; default: all that there are"
+    )
+    parser.add_argument("--limits", action="store_true", help="also measure what bounds a layer")
+    parser.add_argument("--overhead", action="store_true", help="only the fixed cost of a call")
     parser.add_argument("--seconds", type=float, default=6.0, help="for each row")
     parser.add_argument("--json", metavar="FILE", help="also write the rows as JSON")
+    parser.add_argument("--plot", metavar="PNG", help="also draw a roofline; needs --limits")
     args = parser.parse_args()
-    which = args.implementations.split(",")
-    mesh = jax.make_mesh((1,), ("ep",), devices=jax.devices()[:1])
-    print(f"{jax.devices()[0].device_kind}, CPU path {_native.cpu_path()}, jax {jax.__version__}")
+    if args.plot and not args.limits:
+        parser.error("--plot draws the limits: add --limits")
+    if args.plot:
+        check_installed()
+    cpus = sorted(os.sched_getaffinity(0))
+    threads = args.threads or len(cpus)
+    os.sched_setaffinity(0, cpus[:threads])  # before jax makes its thread pools
     print(
-        "shape      tokens  what         us      GB/s of weights  GFLOP/s  first is x times as fast"
+        f"{jax.devices()[0].device_kind}, CPU path {_native.cpu_path()}, {threads} threads, "
+        f"jax {jax.__version__}"
     )
+    if args.overhead:
+        times = overhead(args.seconds)
+        print(
+            f"call: layer {1e6 * times['layer']:.1f} us, empty {1e6 * times['empty']:.1f} us, "
+            f"overhead {1e6 * (times['layer'] - times['empty']):.1f} us"
+        )
+        return
+    print("                                     GB/s of          first is x  share of")
+    print("shape    tokens  what                 us  weights   GFLOP/s   as fast    limit")
+    limits = Limits(threads) if args.limits else None
     rows = []
-    for name in args.shapes.split(","):
-        weights = make_weights(SHAPES[name])
-        state: dict[str, Any] = {
-            implementation: custom_call(jm.prepare_weights(weights, implementation), mesh)
-            for implementation in which
-            if implementation != "baseline"
-        }
-        if "baseline" in which:
-            state["baseline"] = baseline_weights(jax.tree.map(jnp.asarray, weights))
-        for tokens in map(int, args.tokens.split(",")):
-            row = measure(name, tokens, which, args.seconds, state)
-            rows.append(row)
-            for implementation in which:
-                cell = row[implementation]
-                ratio = cell["us"] / row[which[0]]["us"]
-                print(
-                    f"{name:10} {tokens:6}  {implementation:8} {cell['us']:9.0f} "
-                    f"{cell['weights_gb_per_s']:16.1f} {cell['gflop_per_s']:9.0f} {ratio:12.2f}",
-                    flush=True,
-                )
+    for name in args.shapes:
+        made = candidates_of(make_weights(SHAPES[name]), args.implementations, threads)
+        for tokens in args.tokens:
+            rows.append(measure(name, tokens, made, limits, args.seconds))
+            show(rows[-1])
     if args.json:
         with open(args.json, "w") as file:
             json.dump(rows, file, indent=1)
+    if args.plot:
+        roofline(rows, args.plot)
 
 
 if __name__ == "__main__":

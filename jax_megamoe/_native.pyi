@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import CapsuleType
 
 def registrations() -> dict[str, CapsuleType]:
@@ -22,3 +24,21 @@ def cpu_path() -> str:
 
 def cpu_paths() -> list[str]:
     """The instruction-set paths that this machine can run, fastest first."""
+
+def probe_call() -> CapsuleType:
+    """Capsule of an FFI handler that takes any operands and does nothing; registered by
+    benchmarks.
+    """
+
+def probe_dots(path: str, rounds: int) -> int:
+    """Does the dots of a path's tallest tile `rounds` times, on registers, with one thread.
+
+    Returns the multiply-adds done. For benchmarks, which have the clock. Raises ValueError for a
+    path that cannot run here.
+    """
+
+def probe_read(path: str, memory: NDArray[np.uint8]) -> int:
+    """Reads a contiguous array [n] as a path reads codes, with one thread.
+
+    Returns the bytes read, n rounded down to kilobytes. Raises ValueError as `probe_dots`.
+    """

@@ -4,6 +4,7 @@
 // It registers nothing itself: jax_megamoe compares versions first, since a handler built with
 // newer headers than the runtime's would keep a whole backend from starting.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -58,6 +59,34 @@ std::vector<std::string> cpu_paths() {
   return names;
 }
 
+nb::capsule probe_call() { return capsule(megamoe::cpu::jax_megamoe_cpu_empty); }
+
+const megamoe::cpu::Path& path_named(const std::string& name) {
+  std::string accepted;
+  for (const megamoe::cpu::Path* path : megamoe::cpu::available_paths()) {
+    if (name == path->name) return *path;
+    accepted += (accepted.empty() ? "" : ", ") + std::string(path->name);
+  }
+  throw nb::value_error(
+      ("path: found \"" + name + "\", but this machine accepts: " + accepted).c_str());
+}
+
+int64_t probe_dots(const std::string& path, int64_t rounds) {
+  const megamoe::cpu::Path& p = path_named(path);
+  nb::gil_scoped_release released;
+  return p.probe_dots(rounds);
+}
+
+int64_t probe_read(
+    const std::string& path,
+    const nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& memory) {
+  const megamoe::cpu::Path& p = path_named(path);
+  const uint8_t* data = memory.data();
+  const auto bytes = static_cast<int64_t>(memory.size());
+  nb::gil_scoped_release released;
+  return p.probe_read(data, bytes);
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -69,4 +98,10 @@ NB_MODULE(_native, m) {
         "The instruction-set path in use; ValueError if the environment names none.");
   m.def("cpu_paths", &cpu_paths,
         "The instruction-set paths that this machine can run, fastest first.");
+  m.def("probe_call", &probe_call,
+        "Capsule of an FFI handler that does nothing, for benchmarks of the cost of a call.");
+  m.def("probe_dots", &probe_dots, nb::arg("path"), nb::arg("rounds"),
+        "Does a path's dots on registers; the number of multiply-adds, for a caller with a clock.");
+  m.def("probe_read", &probe_read, nb::arg("path"), nb::arg("memory").noconvert(),
+        "Reads an array of bytes as a path reads codes; the number of bytes read.");
 }

@@ -3,6 +3,7 @@
 // odd elements, then one of the even elements, each rounded to nearest even, denormals zero on
 // input and output. The emulation relies on the mode that fp_mode.h sets for the last point.
 #include "avx512_bf16.inl"
+#include "probe.inl"
 
 namespace megamoe::cpu {
 namespace {
@@ -23,8 +24,9 @@ using Isa = Avx512Bf16<Emulated>;
 }  // namespace
 
 extern const Path kPathEmulatedBf16 = {
-    "avx512_bf16 (emulated)", Isa::kTileRows, 2,        quantize_row, scalable,
-    pack_tile_bfloat16,       multiply<Isa>,  activate, finish,       combine,
+    "avx512_bf16 (emulated)", Isa::kTileRows,  2,        quantize_row, scalable,
+    pack_tile_bfloat16,       multiply<Isa>,   activate, finish,       combine,
+    probe_dots<Isa>,          probe_read<Isa>,
 };
 
 }  // namespace megamoe::cpu

@@ -132,6 +132,8 @@ auto bind_rest(Binding binding) {
       .template Attr<int32_t>("layout_version");
 }
 
+ffi::Error empty(ffi::RemainingArgs, ffi::RemainingRets) { return ffi::Error::Success(); }
+
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
@@ -140,5 +142,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     jax_megamoe_cpu_rows, rows,
     bind_rest(ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>()));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jax_megamoe_cpu_empty, empty,
+                              ffi::Ffi::Bind().RemainingArgs().RemainingRets());
 
 }  // namespace megamoe::cpu

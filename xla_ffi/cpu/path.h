@@ -64,6 +64,11 @@ struct Path {
   void (*finish)(const float* acc, const float* bias, float weight, uint16_t* out);
   // Step 7 for n columns (a multiple of 32) of a token: the sum of `count` rows, in order.
   void (*combine)(const uint16_t* const* rows, int32_t count, int64_t n, uint16_t* y);
+
+  // What bounds the path on this machine, for benchmarks (probe.inl): multiply-adds done by
+  // `rounds` rounds of dots on registers, and bytes read of memory.
+  int64_t (*probe_dots)(int64_t rounds);
+  int64_t (*probe_read)(const uint8_t* p, int64_t bytes);
 };
 
 }  // namespace megamoe::cpu

@@ -7,6 +7,7 @@
 
 #include "elementwise.inl"
 #include "pack.inl"
+#include "probe.inl"
 #include "product.inl"
 
 namespace megamoe::cpu {
@@ -62,8 +63,8 @@ struct Avx2 {
 }  // namespace
 
 extern const Path kPathAvx2 = {
-    "avx2",         Avx2::kTileRows, 4,      quantize_row, scalable, pack_tile_float32,
-    multiply<Avx2>, activate,        finish, combine,
+    "avx2",         Avx2::kTileRows, 4,      quantize_row, scalable,         pack_tile_float32,
+    multiply<Avx2>, activate,        finish, combine,      probe_dots<Avx2>, probe_read<Avx2>,
 };
 
 }  // namespace megamoe::cpu

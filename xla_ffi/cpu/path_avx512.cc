@@ -8,6 +8,7 @@
 
 #include "elementwise.inl"
 #include "pack.inl"
+#include "probe.inl"
 #include "product.inl"
 
 namespace megamoe::cpu {
@@ -52,8 +53,9 @@ struct Avx512 {
 }  // namespace
 
 extern const Path kPathAvx512 = {
-    "avx512",          Avx512::kTileRows, 4,        quantize_row, scalable,
-    pack_tile_float32, multiply<Avx512>,  activate, finish,       combine,
+    "avx512",           Avx512::kTileRows,  4,        quantize_row, scalable,
+    pack_tile_float32,  multiply<Avx512>,   activate, finish,       combine,
+    probe_dots<Avx512>, probe_read<Avx512>,
 };
 
 }  // namespace megamoe::cpu

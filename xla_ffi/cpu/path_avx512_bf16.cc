@@ -1,5 +1,6 @@
 // The AVX-512 BF16 path with the processor's own vdpbf16ps; see avx512_bf16.inl.
 #include "avx512_bf16.inl"
+#include "probe.inl"
 
 namespace megamoe::cpu {
 namespace {
@@ -15,8 +16,8 @@ using Isa = Avx512Bf16<Vdpbf16ps>;
 }  // namespace
 
 extern const Path kPathAvx512Bf16 = {
-    "avx512_bf16",      Isa::kTileRows, 2,        quantize_row, scalable,
-    pack_tile_bfloat16, multiply<Isa>,  activate, finish,       combine,
+    "avx512_bf16", Isa::kTileRows, 2,      quantize_row, scalable,        pack_tile_bfloat16,
+    multiply<Isa>, activate,       finish, combine,      probe_dots<Isa>, probe_read<Isa>,
 };
 
 }  // namespace megamoe::cpu

@@ -6,6 +6,7 @@
 // are exact in float32, so a multiplication and an addition give the bits of an FMA.
 #include "elementwise.inl"
 #include "pack.inl"
+#include "probe.inl"
 #include "product.inl"
 
 namespace megamoe::cpu {
@@ -69,8 +70,9 @@ struct Portable {
 }  // namespace
 
 extern const Path kPathPortable = {
-    "portable",        Portable::kTileRows, 4,        quantize_row, scalable,
-    pack_tile_float32, multiply<Portable>,  activate, finish,       combine,
+    "portable",           Portable::kTileRows,  4,        quantize_row, scalable,
+    pack_tile_float32,    multiply<Portable>,   activate, finish,       combine,
+    probe_dots<Portable>, probe_read<Portable>,
 };
 
 }  // namespace megamoe::cpu
