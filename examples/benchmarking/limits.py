@@ -8,6 +8,7 @@ max(bytes of the touched experts / read rate, multiply-adds / dot rate).
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,13 +17,24 @@ import numpy as np
 from jax_megamoe import _native
 
 READ_BYTES = 256 << 20  # several times a last-level cache
-DOT_ROUNDS = 100_000  # some milliseconds
+PROBE_SECONDS = 0.02  # long enough for the clock frequency of wide vectors to settle
 
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
     seconds: float
     bound: str  # "memory" or "dots"
+
+
+def _rounds(path: str) -> int:
+    """Rounds of `probe_dots` that take about PROBE_SECONDS."""
+    rounds = 1000
+    while True:
+        start = time.perf_counter()
+        _native.probe_dots(path, rounds)
+        if time.perf_counter() - start > PROBE_SECONDS / 2:
+            return rounds
+        rounds *= 2
 
 
 class Limits:
@@ -35,7 +47,8 @@ class Limits:
         memory = np.ones(READ_BYTES, np.uint8)  # written, so that it is there
         self.parts = np.array_split(memory, threads)
         self.bytes_read = sum(part.size // 1024 * 1024 for part in self.parts)
-        self.multiply_adds = threads * _native.probe_dots(self.path, DOT_ROUNDS)
+        self.rounds = _rounds(self.path)
+        self.multiply_adds = threads * _native.probe_dots(self.path, self.rounds)
 
     def candidates(self) -> dict[str, Callable[[], None]]:
         return {"read": self._read, "dots": self._dots}
@@ -44,9 +57,8 @@ class Limits:
         list(self.pool.map(lambda part: _native.probe_read(self.path, part), self.parts))
 
     def _dots(self) -> None:
-        list(
-            self.pool.map(lambda _: _native.probe_dots(self.path, DOT_ROUNDS), range(self.threads))
-        )
+        rounds = [self.rounds] * self.threads
+        list(self.pool.map(lambda n: _native.probe_dots(self.path, n), rounds))
 
     def limit(self, times: dict[str, float], weight_bytes: float, multiply_adds: float) -> Limit:
         """The least time of a layer, from the times of `candidates` in the same run."""
