@@ -31,6 +31,7 @@ TAG := $(shell $(PYTHON) -c 'import sys; print(sys.implementation.cache_tag)')
 BIN := $(VENV)/bin
 TIMES := build/times
 SIM := tests/sm100sim
+KERNEL_TESTS := tests/sm100kernel
 HEADERS = $(abspath $(VENV))/include/jaxlib
 CMAKE := $(BIN)/cmake
 CTEST := $(BIN)/ctest --output-on-failure --no-tests=error
@@ -57,9 +58,10 @@ test:
 	+$(PART) 'build of the simulator' $(MAKE) --no-print-directory simulator
 	+$(PART) 'lint and types' $(MAKE) --no-print-directory lint
 	+$(PART) 'C++ unit tests' $(MAKE) --no-print-directory run-cpp-tests
-	$(PART) 'pytest: package' $(BIN)/python -m pytest --ignore=$(SIM) $(PYTEST_ARGS)
+	$(PART) 'pytest: package' $(BIN)/python -m pytest --ignore=$(SIM) --ignore=$(KERNEL_TESTS) $(PYTEST_ARGS)
 ifneq ($(wildcard $(SIM)/CMakeLists.txt),)
 	$(PART) 'pytest: simulator' $(BIN)/python -m pytest $(SIM) $(PYTEST_ARGS)
+	$(PART) 'pytest: SM100 kernel' $(BIN)/python -m pytest $(KERNEL_TESTS) $(PYTEST_ARGS)
 endif
 	@tools/timed.sh $(TIMES)
 

@@ -59,8 +59,8 @@ struct Params {
   const float* down_bias;     // [E_l, H] or null
   uint32_t tokens;            // T, at most max_tokens
   uint32_t row_groups;        // W: 1, or up to 8 for long batches (this rank's own choice)
-  uint32_t call_site;         // any number; differs between programs: ranks must agree on it
-  float limit, alpha, beta;   // of the gated activation; no limit is +inf
+  uint32_t call_site;  // low 8 bits travel: differs between calls of a program; ranks must agree
+  float limit, alpha, beta;  // of the gated activation; no limit is +inf
 
   // --- the shape, as in WorkspaceShape
   uint32_t ranks, rank, local_experts, slots, hidden, intermediate, max_tokens;

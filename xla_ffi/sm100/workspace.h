@@ -65,6 +65,18 @@ MOE_BOTH constexpr uint32_t ring_rows(const WorkspaceShape& s) {
 
 inline constexpr uint32_t kLine = 128;
 
+// What a source says with its metadata: the call's number, W, T and 8 bits of the call site.
+inline constexpr uint32_t kMaxTokens = (1u << 20) - 1;
+MOE_BOTH constexpr uint64_t meta_flag_word(uint32_t epoch, uint32_t groups, uint32_t tokens,
+                                           uint32_t call_site) {
+  return epoch | static_cast<uint64_t>(groups & 15) << 32 | static_cast<uint64_t>(tokens) << 36 |
+         static_cast<uint64_t>(call_site & 255) << 56;
+}
+MOE_BOTH constexpr uint32_t flag_epoch(uint64_t word) { return static_cast<uint32_t>(word); }
+MOE_BOTH constexpr uint32_t flag_groups(uint64_t word) { return word >> 32 & 15; }
+MOE_BOTH constexpr uint32_t flag_tokens(uint64_t word) { return word >> 36 & kMaxTokens; }
+MOE_BOTH constexpr uint32_t flag_call_site(uint64_t word) { return word >> 56 & 255; }
+
 // Byte offsets in a workspace. "[..]" in lines: one per 128-byte line.
 struct WorkspaceLayout {
   // --- words, self only
@@ -76,7 +88,7 @@ struct WorkspaceLayout {
   uint64_t row_arr;   // u32 [8] lines: CTAs that have pushed row group g; wraps
   uint64_t list_alloc;  // u32 [2] lines, by parity of the epoch: entries given to lists
   // --- flags, written by peers (and self), one writer each
-  uint64_t meta_flag;  // [R] lines: u64 {epoch | W << 32 | T << 40}, and u32 call site at + 8
+  uint64_t meta_flag;  // [R] lines: u64, meta_flag_word()
   uint64_t row_flag;   // u32 [8][R] lines
   uint64_t done_flag;  // u32 [R] lines
   // --- schedule, self only
