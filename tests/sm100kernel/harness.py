@@ -22,6 +22,7 @@ for folder in (REPOSITORY / "tests", REPOSITORY / "tests" / "sm100sim", BUILD):
 import ml_dtypes  # noqa: E402
 import native_host  # noqa: E402
 import prepare  # noqa: E402
+
 from sm100sim import Sim, native, nvcc  # noqa: E402
 
 KERNEL = REPOSITORY / "xla_ffi" / "sm100" / "kernel.cu"

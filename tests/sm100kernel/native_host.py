@@ -33,7 +33,7 @@ class Call(ctypes.Structure):
                 "stages",
                 "lag",
                 "ring_units",
-            )  # fmt: skip
+            )
         ],
         ("limit", ctypes.c_float),
         ("alpha", ctypes.c_float),
@@ -49,7 +49,7 @@ class Call(ctypes.Structure):
                 "gate_up_bias",
                 "down_bias",
                 "report",
-            )  # fmt: skip
+            )
         ],
         ("workspace", ctypes.c_uint64 * MAX_RANKS),
         ("maps", (ctypes.c_uint8 * 128) * 6),
