@@ -71,7 +71,7 @@ struct LaunchAttribute {  // CUlaunchAttribute
   int id;
   char pad[4];
   union {
-    char bytes[64];
+    alignas(8) char bytes[64];
     struct {
       unsigned x, y, z;
     } cluster;

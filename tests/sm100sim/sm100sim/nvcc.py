@@ -85,62 +85,65 @@ def compile_ptx(
     lineinfo: bool = False,
 ) -> str:
     """PTX text of CUDA `source` (text, or a path to a .cu file)."""
-    extra = [*options, *(["-lineinfo"] if lineinfo else [])]
-    return _compile(source, arch, ["-ptx", *extra], include, "ptx").decode()
+    home = cuda_home()
+    path = source if isinstance(source, pathlib.Path) else None
+    text = path.read_text() if path else str(source)
+    folders = [*([path.parent] if path else []), *include]
+    flags = ["-std=c++17", f"-arch={arch}", "--expt-relaxed-constexpr", "-ptx", *options]
+    flags += ["-lineinfo"] if lineinfo else []
+    key = _key(text, flags, folders, home)
+    command = [str(home / "bin" / "nvcc"), *flags, *(f"-I{folder}" for folder in folders)]
+    if path:
+        return _cached(key, "ptx", [*command, str(path)]).decode()
+    with tempfile.TemporaryDirectory() as scratch:
+        cu = pathlib.Path(scratch) / "source.cu"
+        cu.write_text(text)
+        return _cached(key, "ptx", [*command, str(cu)]).decode()
 
 
-def compile_library(
-    source: str | pathlib.Path,
-    *,
-    arch: str = DEFAULT_ARCH,
-    options: Sequence[str] = (),
-    include: Sequence[pathlib.Path] = (),
+def compile_host(
+    source: pathlib.Path, *, options: Sequence[str] = (), include: Sequence[pathlib.Path] = ()
 ) -> pathlib.Path:
-    """A shared library of the host code of `source`; its path, in the cache or in a folder that
-    lives as long as the process.
+    """A shared library of the host program `source`, compiled by g++ with CUDA's headers; its path,
+    in a folder that lives as long as the process.
     """
-    flags = ["-shared", "-Xcompiler", "-fPIC", f"-L{cuda_home() / 'lib'}", *options]
-    data = _compile(source, arch, flags, include, "so")
+    home = cuda_home()
+    compiler = os.environ.get("SM100SIM_CXX", "g++")
+    flags = ["-std=c++17", "-w", "-fPIC", "-shared", *options]
+    folders = [source.parent, *include, home / "include", home / "include" / "cccl"]
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)
+    key = _key(source.read_text(), [*flags, version.stdout], folders, home)
+    data = _cached(key, "so", [compiler, str(source), *flags, *(f"-I{f}" for f in folders)])
     path = pathlib.Path(tempfile.mkdtemp(prefix="sm100sim-")) / "host.so"
     path.write_bytes(data)
     return path
 
 
-def _compile(
-    source: str | pathlib.Path,
-    arch: str,
-    options: Sequence[str],
-    include: Sequence[pathlib.Path],
-    suffix: str,
-) -> bytes:
-    home = cuda_home()
-    path = source if isinstance(source, pathlib.Path) else None
-    text = path.read_text() if path else str(source)
-    folders = [*([path.parent] if path else []), *include]
-    flags = ["-std=c++17", f"-arch={arch}", "--expt-relaxed-constexpr", *options]
+def _key(
+    text: str, flags: Sequence[str], folders: Sequence[pathlib.Path], home: pathlib.Path
+) -> str:
+    """Name of the result: a hash of everything that can change it."""
     seen: dict[pathlib.Path, str] = {}
     own = [folder for folder in folders if "site-packages" not in folder.parts]
     _local_text(text, own, seen)  # packages are pinned: their version stands for their text
     parts = [text, *flags, _version(home), *(f"{p.name}\0{t}" for p, t in sorted(seen.items()))]
-    if any("cutlass" in str(f) for f in include):
+    if any("cutlass" in str(f) for f in folders):
         parts.append(importlib.metadata.version("nvidia-cutlass"))
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _cached(key: str, suffix: str, command: Sequence[str]) -> bytes:
+    """The cached result, or what `command` writes to the file that `-o` names."""
     cached = CACHE / f"{key}.{suffix}"
     if cached.is_file():
         return cached.read_bytes()
     with tempfile.TemporaryDirectory() as scratch:
-        work = pathlib.Path(scratch)
-        cu = path or work / "source.cu"
-        if path is None:
-            cu.write_text(text)
-        out = work / f"out.{suffix}"
-        command = [
-            str(home / "bin" / "nvcc"), str(cu), "-o", str(out), *flags,
-            *(f"-I{folder}" for folder in folders),
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        out = pathlib.Path(scratch) / f"out.{suffix}"
+        done = subprocess.run(
+            [*command, "-o", str(out)], capture_output=True, text=True, check=False
+        )
         if done.returncode != 0:
-            raise RuntimeError(f"nvcc failed ({' '.join(command)}):\n{done.stdout}{done.stderr}")
+            raise RuntimeError(f"failed: {' '.join(command)}\n{done.stdout}{done.stderr}")
         data = out.read_bytes()
     try:
         CACHE.mkdir(parents=True, exist_ok=True)

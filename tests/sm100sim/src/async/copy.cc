@@ -154,6 +154,7 @@ void start_store(Exec& e, int lane, const char* what, std::vector<Segment> segme
                  const Reduction& reduction) {
   const TaskRef task = make_task(e, what, lane);
   hold_sources(e, lane, what, segments, *task);
+  race_split(e, *task);
   if (reduction.apply == nullptr) {
     mark_destination(e, lane, what, segments, *task);
   } else {

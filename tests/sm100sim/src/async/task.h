@@ -41,7 +41,8 @@ struct Task {
   std::vector<Hold> holds;
   std::vector<std::shared_ptr<Task>> after;  // must be done first
   bool done = false;
-  int agent = -1;  // of the race detector
+  int agent = -1;        // of the race detector
+  int write_agent = -1;  // of a store: its writes come later than its reads
   Clock clock;
   std::function<std::string()> describe;
 

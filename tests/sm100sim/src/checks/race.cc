@@ -267,8 +267,9 @@ void race_task_start(Exec& e, Task& task) {
 void race_async(Exec& e, Task& task, const Place& p, uint64_t bytes, bool write, int lane,
                 bool reduction) {
   RaceState& r = *e.world.races;
-  record(r, task.clock, static_cast<uint32_t>(task.agent), p.block, p.offset, bytes, write,
-         reduction, line_of(e), lane);
+  const int agent = write && task.write_agent >= 0 ? task.write_agent : task.agent;
+  record(r, task.clock, static_cast<uint32_t>(agent), p.block, p.offset, bytes, write, reduction,
+         line_of(e), lane);
 }
 void race_task_release(World& world, const Task& task, Clock& released, Clock&, bool full) {
   if (!world.races || task.agent < 0) return;
@@ -278,7 +279,10 @@ void race_task_release(World& world, const Task& task, Clock& released, Clock&, 
   join(released, own);
 }
 void race_task_end(World& world, const Task& task) {
-  if (world.races && task.agent >= 0) world.races->free_agents.push_back(task.agent);
+  if (world.races && task.agent >= 0) {
+    world.races->free_agents.push_back(task.agent);
+    if (task.write_agent >= 0) world.races->free_agents.push_back(task.write_agent);
+  }
 }
 void race_tensor_issue(Exec& e, int lane, int group, const Task& task) {
   if (e.world.races) join(e.warp.tensor_clock[{lane, group}], task.clock);
@@ -286,9 +290,21 @@ void race_tensor_issue(Exec& e, int lane, int group, const Task& task) {
 void race_commit(Exec& e, int lane, int group, Task& task) {
   if (e.world.races) join(task.clock, e.warp.tensor_clock[{lane, group}]);
 }
-void race_task_join(Exec& e, const Task& task) {
+void race_task_join(Exec& e, const Task& task, bool reads_only) {
   if (!e.world.races) return;
-  join(e.world.races->clocks[static_cast<size_t>(e.warp.agent)], task.clock);
+  Clock known = task.clock;
+  if (reads_only && task.write_agent >= 0) known[static_cast<size_t>(task.write_agent)] = 0;
+  join(e.world.races->clocks[static_cast<size_t>(e.warp.agent)], known);
+}
+void race_split(Exec& e, Task& task) {
+  if (!e.world.races) return;
+  RaceState& r = *e.world.races;
+  task.write_agent = r.fresh();
+  e.grid.agents.push_back(task.write_agent);
+  const size_t agent = static_cast<size_t>(task.write_agent);
+  if (task.clock.size() <= agent) task.clock.resize(agent + 1);
+  tick(r.clocks[agent], agent);
+  task.clock[agent] = at(r.clocks[agent], agent);
 }
 
 void race_grid_end(World& world, Grid& grid) {

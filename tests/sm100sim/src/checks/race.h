@@ -51,7 +51,10 @@ void race_task_end(World& world, const Task& task);
 /// what they know.
 void race_tensor_issue(Exec& e, int lane, int group, const Task& task);
 void race_commit(Exec& e, int lane, int group, Task& task);
-void race_task_join(Exec& e, const Task& task);
+/// The waiter of a bulk group: with `reads_only` it learns of the reads of shared memory alone.
+void race_task_join(Exec& e, const Task& task, bool reads_only = false);
+/// Makes the writes of a store an agent of their own.
+void race_split(Exec& e, Task& task);
 
 void race_enable(World& world);
 void race_forget(World& world, const Block* block);

@@ -217,11 +217,14 @@ Flow wait_group(Exec& e, const Instr& i) {
   if (pending) return e.wait(WaitKind::kBulkGroup, &e.cta);
   for_lanes(e.mask, [&](int l) {
     BulkGroups& g = e.warp.bulk[static_cast<size_t>(l)];
+    const size_t n = g.committed.size() > keep ? g.committed.size() - keep : 0;
+    for (size_t k = 0; k < n; ++k) {
+      for (const BulkMember& m : g.committed[k]) race_task_join(e, *m.task, read);
+    }
     while (!g.committed.empty()) {
       const bool done = std::all_of(g.committed.front().begin(), g.committed.front().end(),
                                     [](const BulkMember& m) { return m.task->done; });
       if (!done || g.committed.size() <= keep) break;
-      for (const BulkMember& m : g.committed.front()) race_task_join(e, *m.task);
       g.committed.erase(g.committed.begin());
     }
   });
