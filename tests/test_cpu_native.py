@@ -367,6 +367,20 @@ def test_a_size_out_of_range_is_an_error(name: str, shape: tuple[int, ...], word
     assert words in str(caught.value)
 
 
+def test_the_rows_target_names_its_own_operand() -> None:
+    case = random_case(0)
+    tokens, slots = case.topk_idx.shape
+    arguments = operands(case)
+    del arguments["x"]
+    quantised = {
+        "q": np.zeros((tokens, 48), ml_dtypes.float8_e4m3fn),
+        "scale": np.zeros((tokens, 1), np.uint8),
+    }
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        call(targets.CPU_ROWS, {**quantised, **arguments}, attributes(case), (tokens, slots, 48))
+    assert "jax_megamoe.cpu.rows: argument q: found H = 48" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("attribute", "value", "words"),
     [

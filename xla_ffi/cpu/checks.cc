@@ -107,11 +107,12 @@ void Checker::buffer(const char* name, const AnyBuffer& buffer, DataType type,
                      letters + "); " + way_out);
 }
 
-void check_routing_and_weights(Checker& check, Problem& p, const AnyBuffer& topk_idx,
-                               const AnyBuffer& topk_weights, const WeightBuffers& w) {
+void check_routing_and_weights(Checker& check, Problem& p, const char* tokens_name,
+                               const AnyBuffer& topk_idx, const AnyBuffer& topk_weights,
+                               const WeightBuffers& w) {
   constexpr int64_t kAny = Checker::kAny;
   check.require(p.hidden > 0 && p.hidden % kGroup == 0,
-                "argument x: found H = " + std::to_string(p.hidden) +
+                "argument " + std::string(tokens_name) + ": found H = " + std::to_string(p.hidden) +
                     ", accepted are positive multiples of 32; pad the hidden dimension with zeros");
 
   check.buffer("topk_idx", topk_idx, DataType::S32, {p.tokens, kAny}, "[T, K]", kRouting);

@@ -38,8 +38,9 @@ struct WeightBuffers {
   xla::ffi::AnyBuffer gate_up, gate_up_scale, down, down_scale, gate_up_bias, down_bias;
 };
 
-// Fills in the sizes and pointers that both targets share; tokens and hidden are known.
-void check_routing_and_weights(Checker& check, Problem& problem,
+// Fills in the sizes and pointers that both targets share; tokens and hidden are known, from the
+// operand named `tokens_name`.
+void check_routing_and_weights(Checker& check, Problem& problem, const char* tokens_name,
                                const xla::ffi::AnyBuffer& topk_idx,
                                const xla::ffi::AnyBuffer& topk_weights,
                                const WeightBuffers& weights);

@@ -71,7 +71,7 @@ ffi::Error moe(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer topk_idx,
     if (!check.ok()) return check.error();
     p.tokens = x.dimensions()[0];
     p.hidden = x.dimensions()[1];
-    check_routing_and_weights(check, p, topk_idx, topk_weights,
+    check_routing_and_weights(check, p, "x", topk_idx, topk_weights,
                               {gate_up, gate_up_scale, down, down_scale, gate_up_bias, down_bias});
     check_attributes(check, p, limit, alpha, beta, layout_version);
     check.buffer("result y", *y, ffi::BF16, {p.tokens, p.hidden}, "[T, H]",
@@ -100,7 +100,7 @@ ffi::Error rows(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer scale,
     p.hidden = q.dimensions()[1];
     check.buffer("scale", scale, ffi::U8, {p.tokens, p.hidden / 32}, "[T, H/32]",
                  "pass the bits of quantize_fp8's scales (a view, not a cast)");
-    check_routing_and_weights(check, p, topk_idx, topk_weights,
+    check_routing_and_weights(check, p, "q", topk_idx, topk_weights,
                               {gate_up, gate_up_scale, down, down_scale, gate_up_bias, down_bias});
     check_attributes(check, p, limit, alpha, beta, layout_version);
     check.buffer("result rows", *rows, ffi::BF16, {p.tokens, p.topk, p.hidden}, "[T, K, H]",

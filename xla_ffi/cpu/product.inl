@@ -28,8 +28,16 @@ constexpr int64_t kCodeBlock = 256;  // bytes of codes, and of scales, of a pane
 constexpr int64_t kScaleBlock = 16;
 constexpr int64_t kAhead = 8;  // groups between a prefetch and its use
 
-inline void prefetch_group(const uint8_t* p) {
-  for (int i = 0; i < 4; ++i) __builtin_prefetch(p + i * 64);
+// An address as an integer, since what is asked for ahead may lie beyond the array, where a pointer
+// must not point; a prefetch of such an address does nothing.
+using Address = uintptr_t;
+
+inline Address address_of(const uint8_t* p, int64_t offset) {
+  return reinterpret_cast<Address>(p) + static_cast<Address>(offset);
+}
+
+inline void prefetch_group(Address p) {
+  for (Address i = 0; i < 4; ++i) __builtin_prefetch(reinterpret_cast<const void*>(p + i * 64));
 }
 
 // Weights decoded as they are used: each vector of codes yields a quarter of the group's steps.
@@ -74,13 +82,14 @@ struct Buffered {
 // at group `first`.
 template <class Isa, int kRows, int kWide, class Weights>
 __attribute__((noinline)) void tile(const Weights& weights, int64_t first, int64_t last,
-                                    const uint8_t* const* ahead, const typename Isa::Element* x,
+                                    const Address* ahead, const typename Isa::Element* x,
                                     float* acc) {
   using V = typename Isa::V;
   constexpr int kQuarter = Isa::kSteps / 4;
   for (int64_t g = first; g < last; ++g) {
     if (ahead != nullptr) {
-      for (int n = 0; n < kWide; ++n) prefetch_group(ahead[n] + g * kCodeBlock);
+      for (int n = 0; n < kWide; ++n)
+        prefetch_group(ahead[n] + static_cast<Address>(g * kCodeBlock));
     }
     V p[kRows][kWide];
 #pragma GCC unroll 16
@@ -153,8 +162,8 @@ void tile_careful(const uint8_t* codes, const uint8_t* scales, int64_t groups, i
 }
 
 template <class Isa, int kWide, class Weights, int kRows = Isa::kTileRows>
-void tile_of(int rows, const Weights& weights, int64_t first, int64_t last,
-             const uint8_t* const* ahead, const typename Isa::Element* x, float* acc) {
+void tile_of(int rows, const Weights& weights, int64_t first, int64_t last, const Address* ahead,
+             const typename Isa::Element* x, float* acc) {
   if constexpr (kRows > 0) {
     if (rows == kRows) {
       tile<Isa, kRows, kWide>(weights, first, last, ahead, x, acc);
@@ -186,10 +195,10 @@ template <class Isa, int kWide>
 void multiply_in_place(const Panels& w, int panel, const InPlace<Isa, kWide>& weights,
                        const Tile& t, const typename Isa::Element* x, int64_t groups, float* acc) {
   const int64_t turn = groups > kAhead ? groups - kAhead : 0;
-  const uint8_t* ahead[kWide];
-  for (int n = 0; n < kWide; ++n) ahead[n] = weights.codes[n] + kAhead * kCodeBlock;
+  Address ahead[kWide];
+  for (int n = 0; n < kWide; ++n) ahead[n] = address_of(weights.codes[n], kAhead * kCodeBlock);
   tile_of<Isa, kWide>(t.rows, weights, 0, turn, ahead, x, acc);
-  for (int n = 0; n < kWide; ++n) ahead[n] = w.ahead[panel + n] - turn * kCodeBlock;
+  for (int n = 0; n < kWide; ++n) ahead[n] = address_of(w.ahead[panel + n], -turn * kCodeBlock);
   tile_of<Isa, kWide>(t.rows, weights, turn, groups, ahead, x + turn * Isa::kSteps * t.rows, acc);
 }
 
@@ -214,7 +223,7 @@ void multiply_buffered(const InPlace<Isa, kWide>& direct, const RowBlock& rows, 
       }
       for (int n = 0; n < kWide; ++n, f += 16) {
         Isa::store(f, direct.power(g, n));
-        prefetch_group(direct.codes[n] + (g + kBufferGroups) * kCodeBlock);
+        prefetch_group(address_of(direct.codes[n], (g + kBufferGroups) * kCodeBlock));
       }
     }
     const Buffered<Isa, kWide> buffered{weights, powers};

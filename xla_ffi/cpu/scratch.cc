@@ -48,6 +48,14 @@ uint8_t* Scratch::memory(int64_t bytes) {
   return memory_.get();
 }
 
+int64_t Scratch::bytes() const {
+  const auto held = [](const auto& vector) { return vector.capacity() * sizeof(vector[0]); };
+  const size_t vectors = held(slots.order) + held(slots.first) + held(plan.blocks) +
+                         held(plan.tiles) + held(plan.tasks);
+  return bytes_ + static_cast<int64_t>(vectors) +
+         sync_count_ * static_cast<int64_t>(sizeof(BlockSync));
+}
+
 BlockSync* Scratch::sync(int64_t count) {
   if (count > sync_count_) {
     sync_.reset(new BlockSync[static_cast<size_t>(count)]);

@@ -30,7 +30,8 @@ class Scratch {
   uint8_t* memory(int64_t bytes);
   // `count` fresh counters.
   BlockSync* sync(int64_t count);
-  int64_t bytes() const { return bytes_; }
+  // What it holds, the vectors' spare room too.
+  int64_t bytes() const;
 
  private:
   struct Free {
