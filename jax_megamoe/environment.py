@@ -7,7 +7,7 @@ from importlib import metadata
 
 import jax
 
-from jax_megamoe import _native, validation
+from jax_megamoe import _native, targets, validation
 
 
 def environment() -> list[str]:
@@ -54,7 +54,7 @@ def _sm100_line() -> str:
 
 
 def _check_built() -> None:
-    validation.check_sm100_built(bool(_native.build_info()["sm100"]))
+    validation.check_sm100_built(targets.sm100_built())
 
 
 def _check_device() -> None:

@@ -73,6 +73,7 @@ def global_layer(
     swiglu: SwiGLU,
     implementation: str | None,
     num_slots: int | None = None,
+    names_in_messages: validation.TokenNames = validation.FUNCTION_NAMES,
 ) -> Array:
     """The body of `expert_parallel` and of the modules' calls; `num_slots` is K where a config
     fixes it.
@@ -85,7 +86,7 @@ def global_layer(
     names = validation.axis_names(axis_name)
     manual = set(jax.sharding.get_abstract_mesh().manual_axes)
     validation.check_axis_is_whole(axis_name, manual)
-    check_shapes(x, topk_idx, topk_weights, weights, num_slots)
+    check_shapes(x, topk_idx, topk_weights, weights, num_slots, names_in_messages)
     experts = weights.gate_up_proj.shape[0]
     ranks = math.prod(mesh.shape[name] for name in names)
     if manual.issuperset(names):

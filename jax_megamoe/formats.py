@@ -15,7 +15,9 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
-GROUP = 32  #: elements that share one UE8M0 scale
+from jax_megamoe import validation
+
+GROUP = validation.GROUP  #: elements that share one UE8M0 scale
 E4M3_MAX = 448.0
 E2M1_MAX = 6.0
 AMAX_FLOOR = 1e-4  #: lower bound on the largest magnitude of a group, as in the PyTorch original
@@ -162,7 +164,8 @@ def quantize_fp4(x: ArrayLike) -> tuple[Array, Array]:
 
 def dequantize_fp4(codes: Array, scale: Array, dtype: DTypeLike = jnp.float32) -> Array:
     """Values [..., K] of MXFP4 codes (int8 [..., K/2]) and scales [..., K/32] in any form."""
-    return _dequantize(decode_e2m1(unpack_fp4(codes)), scale, dtype)
+    validation.check_dequantizable("codes", codes, (jnp.int8, jnp.uint8), scale)
+    return _dequantize(decode_e2m1(unpack_fp4(jnp.asarray(codes))), jnp.asarray(scale), dtype)
 
 
 def quantize_fp8(x: ArrayLike) -> tuple[Array, Array]:
@@ -196,7 +199,8 @@ def dequantize_fp8(q: Array, scale: Array, dtype: DTypeLike = jnp.float32) -> Ar
     """Values [..., K] of MXFP8 codes (float8_e4m3fn [..., K]) and scales ([..., K/32], any accepted
     form).
     """
-    return _dequantize(decode_e4m3(q), scale, dtype)
+    validation.check_dequantizable("q", q, (jnp.float8_e4m3fn,), scale)
+    return _dequantize(decode_e4m3(jnp.asarray(q)), jnp.asarray(scale), dtype)
 
 
 def _quantize_e4m3(groups: Array, amax_floor: float) -> tuple[Array, Array]:
@@ -240,6 +244,7 @@ def _dequantize(values: Array, scale: Array, dtype: DTypeLike) -> Array:
 
 
 def _grouped(x: ArrayLike, function: str) -> Array:
+    validation.check_array("x", x)
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(

@@ -92,23 +92,32 @@ def check_call(weights: Weights, implementation: str | None, devices: Iterable[A
         check_scale_values(weights)
     else:
         raise TypeError(
-            f"weights is a {type(weights).__name__}; an ExpertWeights or a PreparedWeights is "
+            f"weights is {validation.a_type(weights)}; an ExpertWeights or a PreparedWeights is "
             "accepted: ExpertWeights(gate_up_proj, gate_up_proj_scale_inv, down_proj, "
             "down_proj_scale_inv), or moe.expert_weights() of a module."
         )
 
 
 def check_device(implementation: str | None, devices: Iterable[Any]) -> None:
-    """Refuses devices and builds that cannot run `sm100`, if that is what would run."""
+    """Refuses devices, builds and a forced instruction set that cannot run the implementation, as
+    far as it is known which one that is.
+    """
     devices = list(devices)
     validation.check_devices(devices, implementation)
     cuda = implementation is None and any(map(validation.is_cuda, devices))
     if implementation == "sm100" or cuda:
         validation.check_sm100_built(targets.sm100_built())
+    if implementation == "cpu":
+        targets.check_cpu_path()
 
 
 def check_shapes(
-    x: Any, topk_idx: Any, topk_weights: Any, weights: Weights, num_slots: int | None = None
+    x: Any,
+    topk_idx: Any,
+    topk_weights: Any,
+    weights: Weights,
+    num_slots: int | None = None,
+    names: validation.TokenNames = validation.FUNCTION_NAMES,
 ) -> None:
     """The last checks: shapes of weights and tokens, dtypes of tokens."""
     if isinstance(weights, PreparedWeights):
@@ -116,7 +125,7 @@ def check_shapes(
         hidden = weights.hidden_size
     else:
         hidden, _ = validation.check_weight_shapes(weights)
-    validation.check_tokens(x, topk_idx, topk_weights, hidden, num_slots)
+    validation.check_tokens(x, topk_idx, topk_weights, hidden, num_slots, names)
 
 
 def local_layer(
@@ -140,7 +149,6 @@ def local_layer(
 
     def forward(x: Array, topk_idx: Array, topk_weights: Array, weights: Weights) -> Array:
         if chosen is not None:
-            x = platforms.require_platform(x, chosen)
             return _run(chosen, axis_name, swiglu, x, topk_idx, topk_weights, weights)
         cpu, sm100, xla = (
             functools.partial(_run, name, axis_name, swiglu) for name in ("cpu", "sm100", "xla")
@@ -172,6 +180,7 @@ def _run(
     topk_weights: Array,
     weights: Weights,
 ) -> Array:
+    x = platforms.require_platform(x, implementation)
     if isinstance(weights, ExpertWeights):
         weights = prepare_in_trace(weights, implementation)
     operands = (x, topk_idx, topk_weights, weights, swiglu)

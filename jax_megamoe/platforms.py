@@ -16,13 +16,17 @@ from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from jax_megamoe import targets
+
 _PLATFORMS = {"cpu": ("cpu",), "sm100": ("cuda",)}
 
 _require_platform_p = Primitive("jax_megamoe_require_platform")
 
 
 def require_platform(x: Array, implementation: str) -> Array:
-    """x itself; NotImplementedError if the program is lowered where it cannot run."""
+    """x itself; NotImplementedError if the program is lowered where it cannot run, ValueError if
+    the environment forces an instruction set that is not there.
+    """
     if implementation not in _PLATFORMS:
         return x
     result: Array = _require_platform_p.bind(x, implementation=implementation)
@@ -60,6 +64,8 @@ def _lower_require_platform(ctx: Any, x: Any, *, implementation: str) -> Any:
             'implementation=None (chosen by platform), or implementation="xla", or prepare the '
             "weights for the platform they run on."
         )
+    if implementation == "cpu":  # None came to mean it only here
+        targets.check_cpu_path()
     return [x]
 
 

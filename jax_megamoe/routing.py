@@ -103,16 +103,19 @@ def deepseek_v4_hash(
     token_ids = jnp.asarray(token_ids)
     for name, value in (("token_ids", token_ids), ("expert_table", table)):
         if not jnp.issubdtype(value.dtype, jnp.integer):
-            raise TypeError(f"{name} has dtype {value.dtype}; integers are accepted.")
+            raise TypeError(
+                f"{name} has dtype {value.dtype}; integers are accepted: cast it with "
+                f"{name}.astype(jnp.int32)."
+            )
     if token_ids.shape != logits.shape[:-1]:
         raise ValueError(
             f"token_ids has shape {token_ids.shape}, but logits has shape {logits.shape}; one id "
-            "for each row of logits is accepted."
+            "for each row of logits is accepted. Reshape token_ids to logits.shape[:-1]."
         )
     if table.ndim != 2:
         raise ValueError(
             f"expert_table has shape {table.shape}; [vocabulary, K] is accepted: a row of experts "
-            "for each token id."
+            "for each token id. A single row is expert_table[None]."
         )
     with jax.named_scope("jax_megamoe.router"):
         known = (token_ids >= 0) & (token_ids < table.shape[0])
@@ -155,12 +158,13 @@ def deepseek_v3(
     if num_groups < 1 or experts % num_groups or experts // num_groups < min(2, experts):
         raise ValueError(
             f"num_groups is {num_groups}, but there are {experts} experts; a number that divides "
-            "them into groups of at least 2 is accepted."
+            "them into groups of at least 2 is accepted: the n_group of the checkpoint's config, "
+            "or 1 for no groups."
         )
     if not 1 <= num_groups_per_tok <= num_groups:
         raise ValueError(
             f"num_groups_per_tok is {num_groups_per_tok}; from 1 to num_groups = {num_groups} are "
-            "accepted."
+            "accepted: the topk_group of the checkpoint's config."
         )
     reachable = num_groups_per_tok * (experts // num_groups)
     _check_slots(num_experts_per_tok, reachable)
@@ -193,7 +197,8 @@ _SCORING: dict[str, Callable[[Array], Array]] = {
 def _scoring(name: str) -> Callable[[Array], Array]:
     if name not in _SCORING:
         raise NotImplementedError(
-            f"scoring_func is {name!r}; accepted are {', '.join(map(repr, _SCORING))}."
+            f"scoring_func is {name!r}; accepted are {', '.join(map(repr, _SCORING))}. Make "
+            "the ids and weights of another router yourself: the layer takes any."
         )
     return _SCORING[name]
 
@@ -214,7 +219,8 @@ def _float32(logits: ArrayLike) -> Array:
     if not jnp.issubdtype(logits.dtype, jnp.floating) or logits.ndim < 1:
         raise TypeError(
             f"logits has dtype {logits.dtype} and shape {logits.shape}; a floating-point array "
-            "[..., E] is accepted."
+            "[..., E] is accepted: the router's scores before any softmax, cast with "
+            "logits.astype(jnp.float32)."
         )
     return logits.astype(jnp.float32)
 
@@ -223,5 +229,6 @@ def _check_slots(slots: int, experts: int) -> None:
     if not 1 <= slots <= experts:
         raise ValueError(
             f"num_experts_per_tok is {slots}; from 1 to the {experts} experts a token may choose "
-            "from are accepted."
+            "from are accepted. Take the checkpoint's num_experts_per_tok, and logits of all its "
+            "experts."
         )

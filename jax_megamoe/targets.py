@@ -8,7 +8,7 @@ listed in `jax.export.DisabledSafetyCheck.custom_call`. One of the project's two
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,9 @@ from jax import Array
 
 from jax_megamoe import _native, manual_axes
 from jax_megamoe.config import SwiGLU
-from jax_megamoe.weights import PreparedWeights
+
+if TYPE_CHECKING:  # weights.py asks here what is built
+    from jax_megamoe.weights import PreparedWeights
 
 CPU_LAYER = "jax_megamoe.cpu.moe"  #: steps 1 to 7 on one device
 CPU_ROWS = "jax_megamoe.cpu.rows"  #: steps 2 to 6 for tokens already quantised
@@ -112,3 +114,10 @@ def _weights_and_biases(weights: PreparedWeights) -> tuple[Array, ...]:
 def sm100_built() -> bool:
     """Whether this build has the SM100 part."""
     return bool(_native.build_info()["sm100"])
+
+
+def check_cpu_path() -> None:
+    """ValueError, naming the accepted ones, if JAX_MEGAMOE_CPU_PATH asks for an instruction-set
+    path that this machine has not; a call would report the same only when it runs.
+    """
+    _native.cpu_path()

@@ -10,19 +10,36 @@ device, weight type, axis, shapes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_megamoe.formats import GROUP
-
+GROUP = 32  #: elements along k that share one scale
 IMPLEMENTATIONS = ("sm100", "cpu", "xla")
 MAX_SLOTS = 32  #: largest K (slots per token)
 
 AxisName = str | tuple[str, ...]
+
+
+class TokenNames(NamedTuple):
+    """What a caller's signature calls the three token arrays, for messages."""
+
+    x: str = "x"
+    topk_idx: str = "topk_idx"
+    topk_weights: str = "topk_weights"
+
+
+FUNCTION_NAMES = TokenNames()
+MODULE_NAMES = TokenNames("hidden_states", "top_k_index", "top_k_weights")
+
+
+def a_type(value: object) -> str:
+    """A value's type with its article: "a list", "an ExpertWeights"."""
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
 
 
 class DeviceLike(Protocol):
@@ -99,6 +116,12 @@ def check_sm100_built(built: bool) -> None:
         )
 
 
+NO_WORKSPACE_MESSAGE = (
+    'MegaMoe.setup cannot make the peer memory of implementation="sm100": this jax_megamoe has no '
+    'workspace for it yet. Use implementation="xla", which needs no setup.'
+)
+
+
 # --- weights ------------------------------------------------------------------------------------
 
 
@@ -156,6 +179,21 @@ def check_scale(name: str, scale: Any, k: int) -> None:
             f"{name} has dtype {dtype}; accepted are float8_e8m0fnu, uint8 (its bits), float32 "
             "(exact powers of two) and int32 (four scales packed along k)."
         )
+
+
+def check_dequantizable(name: str, codes: Any, accepted: Sequence[Any], scale: Any) -> None:
+    """Refuses what the dequantisers cannot read; the shape of the scales is theirs to check."""
+    for what, value in ((name, codes), ("scale", scale)):
+        check_array(what, value)
+        if not value.shape:
+            raise ValueError(f"{what} has no axes; one of codes, or of their scales, is needed.")
+    types = [np.dtype(dtype) for dtype in accepted]
+    if codes.dtype not in types:
+        raise TypeError(
+            f"{name} has dtype {codes.dtype}; {' and '.join(map(str, types))} are accepted: pass "
+            "what the quantise function of the same format returned."
+        )
+    check_scale("scale", scale, codes.shape[-1] * (2 if np.dtype(np.int8) in types else 1))
 
 
 def check_scale_values(name: str, scale: Any) -> None:
@@ -334,7 +372,7 @@ def check_preparable(weights: Any, expert_weights: type[Any], prepared_weights: 
         )
     if not isinstance(weights, expert_weights):
         raise TypeError(
-            f"weights is a {type(weights).__name__}; an ExpertWeights is accepted: "
+            f"weights is {a_type(weights)}; an ExpertWeights is accepted: "
             "ExpertWeights(gate_up_proj, gate_up_proj_scale_inv, down_proj, down_proj_scale_inv)."
         )
 
@@ -454,43 +492,50 @@ def check_experts_divide(num_experts: int, axis_size: int, axis_name: AxisName) 
 
 
 def check_tokens(
-    x: Any, topk_idx: Any, topk_weights: Any, hidden: int, num_slots: int | None = None
+    x: Any,
+    topk_idx: Any,
+    topk_weights: Any,
+    hidden: int,
+    num_slots: int | None = None,
+    names: TokenNames = FUNCTION_NAMES,
 ) -> None:
     """Checks dtypes, then shapes, of x [..., H], topk_idx [..., K] and topk_weights [..., K]."""
-    for name, value in (("x", x), ("topk_idx", topk_idx), ("topk_weights", topk_weights)):
+    named = tuple(zip(names, (x, topk_idx, topk_weights), strict=True))
+    for name, value in named:
         check_array(name, value)
-    check_token_dtypes(x.dtype, topk_idx.dtype, topk_weights.dtype)
-    for name, value in (("x", x), ("topk_idx", topk_idx), ("topk_weights", topk_weights)):
+    check_token_dtypes(x.dtype, topk_idx.dtype, topk_weights.dtype, names)
+    for name, value in named:
         if len(value.shape) < 2:
             raise ValueError(
                 f"{name} has shape {value.shape}; at least two axes are accepted: tokens, then "
-                f"{'H' if name == 'x' else 'K'}."
+                f"{'H' if name == names.x else 'K'}."
             )
     if x.shape[-1] != hidden:
         raise ValueError(
-            f"x has H = {x.shape[-1]} channels (shape {x.shape}), but the weights have H = "
-            f"{hidden}; equal ones are accepted."
+            f"{names.x} has H = {x.shape[-1]} channels (shape {x.shape}), but the weights have "
+            f"H = {hidden}; equal ones are accepted."
         )
     if topk_idx.shape != topk_weights.shape:
         raise ValueError(
-            f"topk_idx has shape {topk_idx.shape} and topk_weights has shape "
+            f"{names.topk_idx} has shape {topk_idx.shape} and {names.topk_weights} has shape "
             f"{topk_weights.shape}; they must be equal: [T, K]."
         )
     if topk_idx.shape[:-1] != x.shape[:-1]:
         raise ValueError(
-            f"topk_idx has tokens {topk_idx.shape[:-1]} (shape {topk_idx.shape}), but x has tokens "
-            f"{x.shape[:-1]} (shape {x.shape}); one row of slots for each token is accepted."
+            f"{names.topk_idx} has tokens {topk_idx.shape[:-1]} (shape {topk_idx.shape}), but "
+            f"{names.x} has tokens {x.shape[:-1]} (shape {x.shape}); one row of slots for each "
+            "token is accepted."
         )
     slots = topk_idx.shape[-1]
     if not 1 <= slots <= MAX_SLOTS:
         raise ValueError(
-            f"topk_idx has K = {slots} slots a token (shape {topk_idx.shape}); from 1 to "
+            f"{names.topk_idx} has K = {slots} slots a token (shape {topk_idx.shape}); from 1 to "
             f"{MAX_SLOTS} are accepted."
         )
     if num_slots is not None and slots != num_slots:
         raise ValueError(
-            f"topk_idx has K = {slots} slots a token (shape {topk_idx.shape}), but the layer's "
-            f"config has num_experts_per_tok = {num_slots}."
+            f"{names.topk_idx} has K = {slots} slots a token (shape {topk_idx.shape}), but the "
+            f"layer's config has num_experts_per_tok = {num_slots}."
         )
 
 
@@ -498,7 +543,7 @@ def check_array(name: str, value: Any) -> None:
     """Refuses what is no array, such as lists, None and another framework's tensors."""
     if not isinstance(getattr(value, "dtype", None), np.dtype) or not hasattr(value, "shape"):
         raise TypeError(
-            f"{name} is a {type(value).__name__}; a JAX or NumPy array is accepted: "
+            f"{name} is {a_type(value)}; a JAX or NumPy array is accepted: "
             + (
                 "give one."
                 if value is None
@@ -508,21 +553,24 @@ def check_array(name: str, value: Any) -> None:
         )
 
 
-def check_token_dtypes(x: Any, topk_idx: Any, topk_weights: Any) -> None:
+def check_token_dtypes(
+    x: Any, topk_idx: Any, topk_weights: Any, names: TokenNames = FUNCTION_NAMES
+) -> None:
     if np.dtype(x) != jnp.bfloat16:
         raise TypeError(
-            f"x has dtype {np.dtype(x)}; bfloat16 is accepted: cast it with x.astype(jnp.bfloat16)."
+            f"{names.x} has dtype {np.dtype(x)}; bfloat16 is accepted: cast it with "
+            f"{names.x}.astype(jnp.bfloat16)."
         )
     if np.dtype(topk_idx) not in (np.dtype(np.int32), np.dtype(np.int64)):
         raise TypeError(
-            f"topk_idx has dtype {np.dtype(topk_idx)}; int32 and int64 are accepted: cast it with "
-            "topk_idx.astype(jnp.int32)."
+            f"{names.topk_idx} has dtype {np.dtype(topk_idx)}; int32 and int64 are accepted: cast "
+            f"it with {names.topk_idx}.astype(jnp.int32)."
         )
     accepted = [np.dtype(t) for t in (np.float32, jnp.bfloat16, np.float16)]
     if np.dtype(topk_weights) not in accepted:
         raise TypeError(
-            f"topk_weights has dtype {np.dtype(topk_weights)}; float32, bfloat16 and float16 are "
-            "accepted: cast it with topk_weights.astype(jnp.float32)."
+            f"{names.topk_weights} has dtype {np.dtype(topk_weights)}; float32, bfloat16 and "
+            f"float16 are accepted: cast it with {names.topk_weights}.astype(jnp.float32)."
         )
 
 
@@ -586,7 +634,7 @@ def check_held_array(name: str, value: Any) -> None:
     """Refuses a module's weight that is no array, as after an update with a deeper tree."""
     if not isinstance(getattr(value, "dtype", None), np.dtype):
         raise TypeError(
-            f"{name} holds a {type(value).__name__}; an array is accepted. A checkpoint restored "
+            f"{name} holds {a_type(value)}; an array is accepted. A checkpoint restored "
             "without a target is a tree with one level more than the module: restore with "
             "nnx.state(module) as the target."
         )
@@ -610,6 +658,10 @@ def check_restored_form(held: object, found: object, way_out: str, where: str = 
 
 def check_collection(name: str, variables: Any) -> None:
     """Refuses Linen variables without the collection of the weights."""
+    if not isinstance(variables, Mapping):
+        raise TypeError(
+            f"variables is {a_type(variables)}; a mapping is accepted: all that moe.init returns."
+        )
     if name not in variables:
         raise ValueError(
             f"variables has the collections {list(variables)}, but no {name!r}, which holds the "
@@ -671,7 +723,7 @@ def check_swiglu(limit: float | None, alpha: float, beta: float) -> None:
         number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
         if value is not None and not number:
             raise TypeError(
-                f"{name} is a {type(value).__name__}; a Python number is accepted"
+                f"{name} is {a_type(value)}; a Python number is accepted"
                 f"{' or None' if name == 'swiglu_limit' else ''}."
             )
     if limit is not None and (math.isnan(limit) or limit < 0):
@@ -691,9 +743,9 @@ DIFFERENTIATION_MESSAGE = (
 )
 
 VMAP_OVER_WEIGHTS_MESSAGE = (
-    "jax.vmap over the expert weights of Mega MoE is not supported; over tokens (x, topk_idx, "
-    "topk_weights) it is. Fold the batch of weights into the expert axis instead: concatenate "
-    "the experts and offset topk_idx."
+    "jax.vmap over the expert weights of Mega MoE is not supported; over tokens, their expert ids "
+    "and routing weights it is. Fold the batch of weights into the expert axis instead: "
+    "concatenate the experts and offset the ids (topk_idx; top_k_index of MegaMoe)."
 )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from jax_megamoe import _native, formats, layouts, validation
+from jax_megamoe import formats, layouts, targets, validation
 
 #: The field names of both classes, those of the Hugging Face modules: checkpoints map one to one.
 FIELDS = (
@@ -116,9 +116,13 @@ _register_for_export(ExpertWeights, ())
 _register_for_export(PreparedWeights, STATIC_FIELDS)
 
 
-def implementation_of_platform(platform: str) -> str:
-    """What `implementation=None` means on a platform: cpu -> cpu, cuda -> sm100, others -> xla."""
-    return {"cpu": "cpu", "cuda": "sm100", "gpu": "sm100"}.get(platform, "xla")
+def implementation_of_device(device: validation.DeviceLike) -> str:
+    """What `implementation=None` means on a device: CPU -> cpu, NVIDIA GPU -> sm100, others (ROCm
+    GPUs among them) -> xla.
+    """
+    if validation.is_cuda(device):
+        return "sm100"
+    return "cpu" if device.platform == "cpu" else "xla"
 
 
 def prepare_weights(weights: ExpertWeights, implementation: str | None = None) -> PreparedWeights:
@@ -175,7 +179,7 @@ def unprepare_weights(prepared: PreparedWeights) -> ExpertWeights:
     """
     if not isinstance(prepared, PreparedWeights):
         raise TypeError(
-            f"weights is a {type(prepared).__name__}; a PreparedWeights is accepted (what "
+            f"weights is {validation.a_type(prepared)}; a PreparedWeights is accepted (what "
             "prepare_weights returns)."
         )
     validation.check_weight_arrays(prepared)
@@ -286,7 +290,7 @@ def _unprepare(prepared: PreparedWeights) -> ExpertWeights:
 
 def _check_buildable(implementation: str) -> None:
     if implementation == "sm100":
-        validation.check_sm100_built(bool(_native.build_info()["sm100"]))
+        validation.check_sm100_built(targets.sm100_built())
 
 
 @functools.partial(jax.jit, static_argnames="implementation")
@@ -337,9 +341,10 @@ def implementation_for(weights: ExpertWeights) -> str:
     """What `prepare_weights(weights, None)` prepares for."""
     leaf = weights.gate_up_proj
     if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer):
-        device = next(iter(leaf.devices()))
-        return (
-            "sm100" if validation.is_cuda(device) else implementation_of_platform(device.platform)
-        )
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return implementation_of_platform(device.platform if device else jax.default_backend())
+        return implementation_of_device(next(iter(leaf.devices())))
+    kind = jax.sharding.get_abstract_mesh().abstract_device
+    if kind is None:
+        return implementation_of_device(jax.devices()[0])
+    # An abstract device calls every GPU "gpu"; a device of its kind tells whose it is.
+    alike = (device for device in jax.devices() if device.device_kind == kind.device_kind)
+    return implementation_of_device(next(alike, kind))

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 import jax_megamoe
 from contract import bits
 from flax_layer import CONFIG, NAMES, assert_same_bytes, kinds, names_in, tokens
-from jax_megamoe import linen
+from jax_megamoe import linen, validation
 from layer import (
     IMPLEMENTATIONS,
     assert_as_on_one_device,
@@ -223,6 +223,52 @@ def test_variables_of_the_wrong_form_or_size_are_refused() -> None:
     fp8 = jax.tree.map(lambda leaf: leaf.astype(jnp.float8_e4m3fn), loaded())
     with refused(NotImplementedError, "FP4-packed", "int8", "float8_e4m3fn"):
         moe.apply(fp8, *tokens())
+
+
+@pytest.mark.parametrize("variables", [{}, {"params": {"other": jnp.ones(3)}}])
+def test_variables_without_the_collection_are_refused(variables: dict[str, Any]) -> None:
+    with refused(ValueError, list(variables), "'quantized'", "moe.init", "linen.collection"):
+        linen.prepare(variables)
+
+
+@pytest.mark.parametrize("variables", [None, 3, "quantized"])
+def test_what_are_no_variables_is_refused(variables: Any) -> None:
+    with refused(TypeError, f"variables is {validation.a_type(variables)}", "mapping", "moe.init"):
+        linen.prepare(variables)
+
+
+def test_what_another_module_keeps_in_the_collection_stays() -> None:
+    other = {"scale": jnp.ones(3), "steps": 7}
+    held = {"moe": loaded()["quantized"], "other": other, "bits": np.arange(4)}
+    prepared = linen.prepare({"quantized": held}, "cpu")["quantized"]
+    assert sorted(prepared["moe"]) == names_in("cpu")
+    assert prepared["other"]["scale"] is other["scale"] and prepared["other"]["steps"] == 7
+    assert prepared["bits"] is held["bits"]
+
+
+def test_unboxed_variables_are_prepared_over_the_axis_named() -> None:
+    mesh = mesh_of(expert=4)
+    moe = linen.MegaMoe(CONFIG, axis_name="expert", mesh=mesh)
+    boxed = {"quantized": linen.collection(weights_of(small_case()), "expert")}
+    unboxed = nn.meta.unbox(boxed)
+    with jax.set_mesh(mesh):  # which has no axis "ep"
+        prepared = linen.prepare(unboxed, "cpu", axis_name="expert")
+        linen.prepare(boxed, "cpu")  # the boxes name it
+        with refused(ValueError, "'ep'", "('expert',)", "process group"):
+            linen.prepare(unboxed, "cpu")
+    specs = nn.get_partition_spec(prepared)["quantized"]
+    assert sorted(specs) == names_in("cpu")
+    assert {spec[0] for spec in specs.values()} == {"expert"}
+    assert_as_on_one_device(moe.apply(prepared, *tokens()), "cpu")
+
+
+def test_an_axis_that_the_mesh_has_not_is_refused() -> None:
+    mesh = mesh_of(ep=2)
+    moe = linen.MegaMoe(CONFIG, axis_name="expert", mesh=mesh)
+    with refused(ValueError, "'expert'", "('ep',)", "process group"):
+        moe.apply(loaded(), *tokens())
+    with refused(ValueError, "'expert'", "('ep',)", "process group"):
+        moe.init(jax.random.key(0), *tokens())
 
 
 def test_differentiating_through_the_layer_is_refused() -> None:

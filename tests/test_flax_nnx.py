@@ -33,6 +33,7 @@ from flax_layer import (
     run,
     tokens,
 )
+from hlo import collectives
 from jax_megamoe import MegaMoe
 from jax_megamoe.modules import QuantizedWeight, mesh_handle
 from jax_megamoe.modules import nnx as nnx_module
@@ -160,64 +161,6 @@ def test_a_stack_of_layers_is_made_prepared_and_scanned() -> None:
 # --- the compiled program ------------------------------------------------------------------------
 
 
-def groups_of(line: str) -> list[list[int]]:
-    """The groups of devices in a collective's line of HLO; a permutation's pairs are groups too."""
-    if found := re.search(r"replica_groups=mesh\[(\S+)\] \{(.*?)\}", line):
-        # Groups along some axes of a mesh of all devices.
-        sizes = dict(re.findall(r"('\w+')=(\d+)", found[1]))
-        along = found[2].split(",")
-        assert set(along) <= set(sizes), f"axes of another form in: {line}"
-        ids = np.arange(np.prod([int(n) for n in sizes.values()])).reshape(
-            [int(n) for n in sizes.values()]
-        )
-        places = [list(sizes).index(axis) for axis in along]
-        ids = np.moveaxis(ids, places, range(-len(places), 0))
-        return ids.reshape(-1, np.prod([int(sizes[axis]) for axis in along])).tolist()
-    if found := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](T\(([\d,]+)\))?", line):
-        shape, source = ([int(n) for n in found[i].split(",")] for i in (1, 2))
-        ids = np.arange(np.prod(source)).reshape(source)
-        if found[4]:
-            ids = ids.transpose([int(n) for n in found[4].split(",")])
-        return ids.reshape(shape).tolist()
-    found = re.search(r"(?:replica_groups|source_target_pairs)=\{(\{.*?\})\}", line)
-    assert found, f"no groups of devices in: {line}"
-    return [[int(n) for n in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", found[1])]
-
-
-def collective_groups(hlo: str) -> list[list[list[int]]]:
-    """The groups of devices of every collective of an HLO text."""
-    collective = re.compile(r" (all-|reduce-scatter|collective-)[a-z-]*\(")
-    return [groups_of(line) for line in hlo.splitlines() if collective.search(line)]
-
-
-@pytest.mark.parametrize(
-    ("text", "groups"),
-    [
-        ("{{0,1},{2,3}}, dimensions={0}", [[0, 1], [2, 3]]),
-        ("[2,2]<=[4]", [[0, 1], [2, 3]]),
-        ("[2,2]<=[2,2]T(1,0)", [[0, 2], [1, 3]]),
-        ("mesh['a'=2,'b'=2] {'b'}", [[0, 1], [2, 3]]),
-        ("mesh['a'=2,'b'=2] {'a'}", [[0, 2], [1, 3]]),
-        ("mesh['a'=2,'b'=1,'c'=2] {'a','c'}", [[0, 1, 2, 3]]),
-    ],
-)
-def test_the_ways_in_which_hlo_writes_groups(text: str, groups: list[list[int]]) -> None:
-    line = f"%x = s8[4] all-gather(%y), replica_groups={text}"
-    assert collective_groups(line) == [groups]
-
-
-def spans(hlo: str, data: int, ep: int) -> bool:
-    """Whether some collective joins devices of different `data` coordinates of a (data, ep)
-    mesh.
-    """
-    assert data > 1
-    return any(
-        len({device // ep for device in group}) > 1
-        for collective in collective_groups(hlo)
-        for group in collective
-    )
-
-
 @kinds
 def test_no_collective_of_a_data_and_expert_parallel_program_spans_data(kind: str) -> None:
     mesh = mesh_of(kind, data=2, ep=4)
@@ -233,17 +176,10 @@ def test_no_collective_of_a_data_and_expert_parallel_program_spans_data(kind: st
         placed = [jax.device_put(value, sharding) for value in tokens()]
         jitted = jax.jit(program, out_shardings=sharding)
         hlo = jitted.lower(state, *placed).compile().as_text()
-        assert collective_groups(hlo), "the exchange is made of collectives"
-        assert not spans(hlo, 2, 4)
+        found = collectives(hlo)
+        assert found, "the exchange is made of collectives"
+        assert not any(one.spans("data", {"data": 2, "ep": 4}) for one in found)
         assert_as_on_one_device(jitted(state, *placed), "cpu")
-
-
-def test_the_search_for_collectives_finds_one_that_spans_data() -> None:
-    mesh = mesh_of(data=2, ep=4)
-    x = jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, P("data")))
-    for spec in (P(), P("ep")):
-        hlo = jax.jit(lambda x: x * 2, out_shardings=NamedSharding(mesh, spec)).lower(x)
-        assert spans(hlo.compile().as_text(), 2, 4)
 
 
 def rearranged_weights(hlo: str) -> list[str]:

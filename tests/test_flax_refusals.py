@@ -7,6 +7,8 @@ use them.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +25,7 @@ from flax_layer import (
     random,
     tokens,
 )
-from jax_megamoe import ExpertWeights, MegaMoe, targets
+from jax_megamoe import ExpertWeights, MegaMoe, linen, targets
 from layer import (
     mesh_of,
     refused,
@@ -175,6 +177,39 @@ def test_another_number_of_slots_than_the_configs_is_refused() -> None:
         loaded(mesh_of(ep=2))(x, idx[:, :2], weights[:, :2])
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "error", "words"),
+    [
+        ("hidden_states", lambda a: a.astype(jnp.float32), TypeError, ".astype(jnp.bfloat16)"),
+        ("hidden_states", lambda a: a[:, :32], ValueError, "H = 32"),
+        ("hidden_states", lambda a: a[:9], ValueError, "(9,)"),
+        ("top_k_index", lambda a: a.astype(jnp.int8), TypeError, ".astype(jnp.int32)"),
+        ("top_k_index", lambda a: a[:9], ValueError, "(9, 3)"),
+        ("top_k_index", lambda a: a.tolist(), TypeError, "jnp.asarray(top_k_index)"),
+        ("top_k_weights", lambda a: a.astype(jnp.int32), TypeError, ".astype(jnp.float32)"),
+        ("top_k_weights", lambda a: a[:, 0], ValueError, "two axes"),
+    ],
+)
+def test_messages_use_the_names_of_the_modules_parameters(
+    name: str, change: Callable[[Any], Any], error: type[Exception], words: str
+) -> None:
+    names = ("hidden_states", "top_k_index", "top_k_weights")
+    arguments = dict(zip(names, tokens(), strict=True))
+    arguments[name] = change(arguments[name])
+    for moe in (
+        loaded(mesh_of(ep=2)),
+        functools.partial(
+            linen.MegaMoe(CONFIG, mesh=mesh_of(ep=2)).apply,
+            {"quantized": linen.collection(weights_of(small_case()))},
+        ),
+    ):
+        with pytest.raises(error) as caught:
+            moe(**arguments)
+        message = str(caught.value)
+        assert name in message and words in message, message
+        assert "topk" not in message and not re.search(r"\bx\b", message), message
+
+
 def test_sm100_is_refused_where_it_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "sm100_built", lambda: True)
     moe = random(implementation="sm100")
@@ -183,6 +218,15 @@ def test_sm100_is_refused_where_it_is_not_built(monkeypatch: pytest.MonkeyPatch)
         moe.setup(16)
     with refused(NotImplementedError, "SM100", "pip install"):
         random(implementation="sm100")
+
+
+def test_setup_of_sm100_is_refused_while_there_is_no_workspace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(targets, "sm100_built", lambda: True)
+    moe = random(implementation="sm100")
+    with refused(NotImplementedError, "workspace", "sm100", 'implementation="xla"'):
+        moe.setup(16)
 
 
 def test_setup_does_nothing_for_implementations_without_peer_memory() -> None:

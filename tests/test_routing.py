@@ -205,20 +205,32 @@ def test_router_logits_are_exact_products():
 @pytest.mark.parametrize(
     "call, error, words",
     [
-        (lambda: routing.gpt_oss(LOGITS, 25), ValueError, "from 1 to the 24 experts"),
+        (
+            lambda: routing.gpt_oss(LOGITS, 25),
+            ValueError,
+            "from 1 to the 24 experts.*Take the checkpoint",
+        ),
         (lambda: routing.gpt_oss(LOGITS, 0), ValueError, "num_experts_per_tok is 0"),
-        (lambda: routing.gpt_oss(LOGITS.astype(int), 2), TypeError, "floating-point"),
+        (
+            lambda: routing.gpt_oss(LOGITS.astype(int), 2),
+            TypeError,
+            r"floating-point.*logits\.astype",
+        ),
         (
             lambda: routing.deepseek_v4(LOGITS, 2, scoring_func="relu"),
             NotImplementedError,
-            "scoring_func is 'relu'",
+            "scoring_func is 'relu'.*'softmax'.*yourself",
         ),
-        (lambda: routing.deepseek_v3(LOGITS, 2, num_groups=5), ValueError, "num_groups is 5"),
+        (
+            lambda: routing.deepseek_v3(LOGITS, 2, num_groups=5),
+            ValueError,
+            "num_groups is 5.*n_group",
+        ),
         (lambda: routing.deepseek_v3(LOGITS, 2, num_groups=24), ValueError, "at least 2"),
         (
             lambda: routing.deepseek_v3(LOGITS, 2, num_groups=4, num_groups_per_tok=5),
             ValueError,
-            "num_groups_per_tok is 5",
+            "num_groups_per_tok is 5.*topk_group",
         ),
         (
             lambda: routing.deepseek_v3(LOGITS, 8, num_groups=4, num_groups_per_tok=1),
@@ -228,17 +240,17 @@ def test_router_logits_are_exact_products():
         (
             lambda: routing.deepseek_v4_hash(LOGITS, np.zeros(3, int), TABLE),
             ValueError,
-            "token_ids has shape",
+            "token_ids has shape.*Reshape",
         ),
         (
             lambda: routing.deepseek_v4_hash(LOGITS, np.zeros(TOKENS), TABLE),
             TypeError,
-            "token_ids has dtype",
+            r"token_ids has dtype.*token_ids\.astype",
         ),
         (
             lambda: routing.deepseek_v4_hash(LOGITS, np.zeros(TOKENS, int), TABLE[0]),
             ValueError,
-            "expert_table has shape",
+            r"expert_table has shape.*expert_table\[None\]",
         ),
     ],
 )

@@ -23,7 +23,14 @@ from jax.sharding import PartitionSpec as P
 
 import jax_megamoe
 from contract import bits
-from jax_megamoe import ExpertWeights, MegaMoeConfig, PreparedWeights, _native, validation
+from jax_megamoe import (
+    ExpertWeights,
+    MegaMoeConfig,
+    PreparedWeights,
+    _native,
+    validation,
+)
+from jax_megamoe import weights as weights_module
 from layer import assert_as_on_one_device, mesh_of, refused, small_case, tokens_of, weights_of
 
 NVFP4 = ("NVFP4", "MXFP4", "quantize_fp4")
@@ -158,6 +165,55 @@ def test_other_devices_are_not_asked_for_a_capability() -> None:
 @pytest.mark.parametrize("implementation", ["cpu", "xla"])
 def test_other_implementations_run_on_any_cuda_device(implementation: str) -> None:
     validation.check_devices([Gpu("9.0")], implementation)
+
+
+@pytest.mark.parametrize(
+    ("device", "implementation"),
+    [
+        (Gpu(), "sm100"),
+        (Gpu(platform="cuda"), "sm100"),
+        (Gpu(platform="gpu", client=_Client("PJRT C API\nrocm 70000")), "xla"),
+        (Gpu(platform="rocm"), "xla"),
+        (Gpu(platform="tpu"), "xla"),
+        (jax.devices()[0], "cpu"),
+    ],
+)
+def test_none_means_the_implementation_of_the_device(
+    device: Any, implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert weights_module.implementation_of_device(device) == implementation
+    monkeypatch.setattr(jax, "devices", lambda *_: [device])
+    abstract = jax.eval_shape(lambda: weights_of(small_case()))
+    assert weights_module.implementation_for(abstract) == implementation
+    kind = jax.sharding.AbstractDevice(device.device_kind, None, platform=device.platform)
+    mesh = AbstractMesh((4,), ("ep",), axis_types=(AxisType.Auto,), abstract_device=kind)
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert weights_module.implementation_for(abstract) == implementation
+
+
+def test_a_forced_instruction_set_that_is_not_here_is_refused_before_any_run(
+    run_python: Any,
+) -> None:
+    code = """
+import test_validation as t, jax, jax_megamoe
+calls = {
+    "cpu": lambda: t.by_expert_parallel(implementation="cpu"),
+    "shard_map": lambda: t.by_mega_moe(implementation="cpu"),
+    "module": lambda: jax_megamoe.MegaMoe(
+        t.MegaMoeConfig(8, 64, 32, 3), implementation="cpu", weights=t.weights_of(t.small_case())),
+    "by platform": lambda: jax.jit(lambda: t.computed(implementation=None)).lower(),
+}
+for name, call in calls.items():
+    try: call()
+    except ValueError as e: print(name, "REFUSED", e)
+t.by_expert_parallel(implementation="xla")
+"""
+    output = run_python(code, devices=4, env={"JAX_MEGAMOE_CPU_PATH": "nonsense"})
+    words = (
+        f'JAX_MEGAMOE_CPU_PATH: found "nonsense", but this machine accepts: {_native.cpu_path()}'
+    )
+    assert output.count("REFUSED environment variable") == 4, output
+    assert output.count(words) == 4, output
 
 
 def test_cpu_mesh_on_a_host_with_an_h100_passes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -544,8 +600,14 @@ def test_packed_scales_of_the_wrong_length_are_refused(call: Call) -> None:
 )
 @pytest.mark.parametrize("value", [[[1, 2], [3, 4]], "text", 3])
 def test_values_that_are_no_arrays_are_refused(name: str, value: Any) -> None:
-    with refused(TypeError, f"{name} is a {type(value).__name__}", f"jnp.asarray({name})"):
+    with refused(TypeError, validation.a_type(value), f"jnp.asarray({name})"):
         by_expert_parallel(**{name: value})
+
+
+def test_types_have_their_article() -> None:
+    assert validation.a_type([]) == "a list" and validation.a_type(None) == "a NoneType"
+    assert validation.a_type(3) == "an int"
+    assert validation.a_type(weights_of(small_case())) == "an ExpertWeights"
 
 
 @layer_calls
@@ -557,7 +619,7 @@ def test_weights_of_another_class_are_refused(call: Call) -> None:
 def test_preparing_another_class_is_refused() -> None:
     with refused(TypeError, "weights is a tuple", "ExpertWeights"):
         jax_megamoe.prepare_weights((1, 2, 3, 4), "xla")
-    with refused(TypeError, "weights is a ExpertWeights", "PreparedWeights"):
+    with refused(TypeError, "weights is an ExpertWeights", "PreparedWeights"):
         jax_megamoe.unprepare_weights(weights_of(small_case()))
 
 
@@ -843,6 +905,36 @@ def test_modules_refuse_another_config_or_rngs() -> None:
         jax_megamoe.MegaMoe({}, rngs=nnx.Rngs(0))  # type: ignore[arg-type]
     with refused(TypeError, "rngs has type int", "nnx.Rngs(0)"):
         jax_megamoe.MegaMoe(MegaMoeConfig(4, 64, 32, 2), rngs=0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [None, [1.0, 2.0], "text", object()])
+def test_what_is_no_array_is_neither_quantised_nor_dequantised(value: Any) -> None:
+    codes, scale = jnp.zeros((4, 32), jnp.int8), jnp.zeros((4, 2), jnp.uint8)
+    q = jnp.zeros((4, 64), jnp.float8_e4m3fn)
+    found = validation.a_type(value)
+    for quantise in (jax_megamoe.quantize_fp4, jax_megamoe.quantize_fp8):
+        with refused(TypeError, f"x is {found}", "JAX or NumPy array"):
+            quantise(value)
+    for name, dequantise, good in (
+        ("codes", jax_megamoe.dequantize_fp4, codes),
+        ("q", jax_megamoe.dequantize_fp8, q),
+    ):
+        with refused(TypeError, f"{name} is {found}", "JAX or NumPy array"):
+            dequantise(value, scale)
+        with refused(TypeError, f"scale is {found}", "JAX or NumPy array"):
+            dequantise(good, value)
+
+
+def test_codes_and_scales_of_other_types_are_not_dequantised() -> None:
+    floats, scale = jnp.zeros((4, 64)), jnp.zeros((4, 2), jnp.uint8)
+    with refused(TypeError, "codes has dtype float32", "int8 and uint8"):
+        jax_megamoe.dequantize_fp4(floats, scale)
+    with refused(TypeError, "q has dtype float32", "float8_e4m3fn"):
+        jax_megamoe.dequantize_fp8(floats, scale)
+    with refused(TypeError, "scale has dtype bfloat16", "uint8"):
+        jax_megamoe.dequantize_fp8(floats.astype(jnp.float8_e4m3fn), scale.astype(jnp.bfloat16))
+    with refused(ValueError, "scale has no axes"):
+        jax_megamoe.dequantize_fp4(jnp.zeros((4, 32), jnp.int8), jnp.uint8(127))
 
 
 def test_scales_of_another_shape_are_not_dequantised() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import types
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +221,8 @@ def test_none_inside_a_trace_without_a_mesh_is_the_default_backend(
 ) -> None:
     shapes = jax.eval_shape(lambda: as_jax(host_weights()))
     for platform, implementation in (("cpu", "cpu"), ("tpu", "xla")):
-        monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
+        device = types.SimpleNamespace(platform=platform)
+        monkeypatch.setattr(jax, "devices", lambda device=device: [device])
         # A new function each time, since jax keeps what it has traced.
         prepared = jax.eval_shape(lambda w: jax_megamoe.prepare_weights(w), shapes)
         assert prepared.implementation == implementation

@@ -206,9 +206,7 @@ def _target(
     if context is not None:
         validation.check_axis_in_mesh(names, context.axis_names)
     if implementation is None:
-        cuda = validation.is_cuda(devices[0])
-        platform = devices[0].platform
-        implementation = "sm100" if cuda else weights_module.implementation_of_platform(platform)
+        implementation = weights_module.implementation_of_device(devices[0])
     return context, implementation
 
 

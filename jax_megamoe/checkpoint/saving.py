@@ -89,7 +89,7 @@ def save_experts(
 def _check(weights: Any, config: MegaMoeConfig) -> None:
     if not isinstance(weights, (ExpertWeights, PreparedWeights)):
         raise TypeError(
-            f"weights holds a {type(weights).__name__}; ExpertWeights and PreparedWeights are "
+            f"weights holds {validation.a_type(weights)}; ExpertWeights and PreparedWeights are "
             "accepted, or a mapping from layers to them."
         )
     for leaf in jax.tree.leaves(weights):

@@ -47,6 +47,7 @@ def call(
         swiglu,
         implementation,
         config.num_experts_per_tok,
+        validation.MODULE_NAMES,
     )
 
 

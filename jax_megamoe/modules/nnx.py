@@ -192,12 +192,12 @@ class MegaMoe(nnx.Module):
     def setup(self, max_tokens_per_rank: int) -> None:
         """Makes the peer memory that calls of up to `max_tokens_per_rank` tokens need.
 
-        To be called outside of any trace. Only "sm100" will have such memory; for "cpu" and "xla"
-        this does nothing.
+        To be called outside of any trace. Only "sm100" will have such memory, and refuses until
+        then; for "cpu" and "xla" this does nothing.
 
         Raises:
           ValueError: max_tokens_per_rank is not positive.
-          NotImplementedError: "sm100", and this jax_megamoe was built without it.
+          NotImplementedError: "sm100", whose workspace is not in this version.
         """
         validation.check_capacity(max_tokens_per_rank)
         weights = self._weights()
@@ -207,6 +207,7 @@ class MegaMoe(nnx.Module):
             target = preparing.preparation_target(self.implementation, self.mesh, weights)
         if target == "sm100":
             validation.check_sm100_built(targets.sm100_built())
+            raise NotImplementedError(validation.NO_WORKSPACE_MESSAGE)
 
     @property
     def mesh(self) -> AnyMesh | None:

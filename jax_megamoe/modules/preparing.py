@@ -32,9 +32,7 @@ def preparation_target(
     if implementation is not None:
         return implementation
     if isinstance(mesh, Mesh):
-        device = mesh.devices.flat[0]
-        cuda = validation.is_cuda(device)
-        return "sm100" if cuda else weights_module.implementation_of_platform(device.platform)
+        return weights_module.implementation_of_device(mesh.devices.flat[0])
     return weights_module.implementation_for(weights)
 
 
