@@ -150,6 +150,7 @@ aarch64: setup
 # ---- the SM100 simulator: for tests only, never in a wheel
 simulator: setup-simulator
 ifneq ($(wildcard $(SIM)/CMakeLists.txt),)
+	@mkdir -p build
 	@$(CMAKE) -S $(SIM) -B build/sm100sim -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=Release \
 	  -DPython_EXECUTABLE=$(abspath $(BIN))/python >build/sm100sim.log || { tail -n 40 build/sm100sim.log; exit 1; }
 	$(CMAKE) --build build/sm100sim

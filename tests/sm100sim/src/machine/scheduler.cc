@@ -242,7 +242,9 @@ bool idle(World& world, bool* stuck) {
   }
   world.time_ns += 1000ull << std::min(world.idle_rounds, 28);
   bool moved = wake_sleepers(world, true);
-  if (world.idle_rounds % 8 == 4) {
+  // Lanes at a join go on alone only as a last resort, when minutes have passed: the rest of their
+  // warp may be in a bounded wait, and hardware keeps a join closed that long.
+  if (world.idle_rounds >= 32 && world.idle_rounds % 8 == 4) {
     for (auto& grid : world.grids) {
       for (auto& cluster : grid->running) {
         for (auto& cta : cluster->ctas) {
