@@ -28,8 +28,9 @@ namespace megamoe::sm100 {
 // Offsets of the words at the start of shared memory.
 inline constexpr uint32_t kFull = 0, kEmpty = 64, kTmemFull = 128, kTmemEmpty = 144,
                           kScheduleReady = 160, kTmemAddress = 168, kPoisoned = 172, kUnits = 176,
-                          kListBase = 180, kScan = 184;  // kScan: 2 x 8 words
-static_assert(kEmpty - kFull == 8 * kMaxStages && kScan + 64 <= 256, "the words do not overlap");
+                          kListBase = 180, kScan = 184, kDead = 248;  // kScan: 2 x 8 words
+static_assert(kEmpty - kFull == 8 * kMaxStages && kScan + 64 <= kDead && kDead < 256,
+              "the words do not overlap");
 
 inline constexpr uint32_t kFullArrivals = 8, kTmemEmptyArrivals = 8;
 inline constexpr uint32_t kBarAll = 0, kBarGroup = 1, kBarEpilogues = 3, kBarDispatch = 4;

@@ -124,7 +124,7 @@ MOE_DEVICE void build_list(const Context& c, uint32_t x, uint32_t thread, uint32
 MOE_DEVICE void build_lists_role(const Context& c) {
   const uint32_t thread = threadIdx.x - 32 * kFirstBuilderWarp;
   clear_next_counters(c, thread);
-  if (c.cta >= c.p.local_experts) return;
+  if (c.cta >= c.p.local_experts || dead(c)) return;
   uint32_t turn = 0;
   // All warps come to the same answer: one that built while another left would wait for it forever.
   if (sum_warps(c, wait_metadata(c) ? 0 : 1, turn++).all != 0) return;

@@ -17,6 +17,7 @@ MOE_DEVICE void raise_done(const Context& c) {
   if (c.lane == 0)
     last = ptx::increment_wrapping(c.at<uint32_t>(c.p.layout.done_arr), c.ctas - 1) == c.ctas - 1;
   if (__shfl_sync(~0u, last, 0) == 0) return;
+  __syncwarp();  // lane 0 has acquired what the others are about to release
   ptx::fence_system();
   for (uint32_t r = c.lane; r < c.p.ranks; r += 32)
     ptx::store_relaxed_system(c.peer<uint32_t>(r, c.p.layout.done_flag + c.p.rank * kLine),

@@ -48,15 +48,17 @@ class Tasks {
  public:
   __device__ explicit Tasks(const Context& c)
       : c_(c),
-        stream_{ptx::load_shared(c.word(kUnits)), c.p.lag, l1_tiles(c.p.intermediate),
-                l2_tiles(c.p.hidden)},
-        position_(c.cta / 2) {}
+        schedule_({ptx::load_shared(c.word(kUnits)), c.p.lag, l1_tiles(c.p.intermediate),
+                   l2_tiles(c.p.hidden)},
+                  c.ctas / 2, c.p.ring_units, c.padded_hidden() / kBlockK,
+                  c.padded_intermediate() / kBlockK),
+        position_(schedule_.first(c.cta / 2)) {}
 
   // False at the end; else `task` and `unit` are the next ones.
   __device__ bool next() {
-    if (position_ >= stream_.tasks()) return false;
-    task = stream_.at(position_);
-    position_ += c_.ctas / 2;
+    if (position_ >= schedule_.stream().tasks()) return false;
+    task = schedule_.stream().at(position_);
+    position_ = schedule_.after(position_, c_.cta / 2);
     const uint32_t table = c_.shared + Shared::kExperts;
     const auto count = [table](uint32_t x) { return ptx::load_shared(table + 8 * x); };
     unit = (task.second ? second_ : first_).find(task.unit, N, count);
@@ -73,15 +75,15 @@ class Tasks {
   __device__ uint32_t blocks() const {
     return (task.second ? c_.padded_intermediate() : c_.padded_hidden()) / kBlockK;
   }
-  __device__ uint32_t first_tiles() const { return stream_.m1; }
-  __device__ uint32_t second_tiles() const { return stream_.m2; }
+  __device__ uint32_t first_tiles() const { return schedule_.stream().m1; }
+  __device__ uint32_t second_tiles() const { return schedule_.stream().m2; }
 
   Task task;
   Unit unit;
 
  private:
   const Context& c_;
-  Stream stream_;
+  Schedule schedule_;
   uint32_t position_;
   UnitCursor first_, second_;
 };

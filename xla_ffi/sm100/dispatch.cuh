@@ -23,6 +23,7 @@ MOE_DEVICE void arrive_and_raise(const Context& c, uint32_t* counter, uint32_t p
   if (participants > 1 && c.lane == 0)
     last = ptx::increment_wrapping(counter, participants - 1) == participants - 1;
   if (__shfl_sync(~0u, last, 0) == 0 || poisoned(c)) return;
+  __syncwarp();  // lane 0 has acquired what the others are about to release
   ptx::fence_system();
   for (uint32_t r = c.lane; r < c.p.ranks; r += 32) raise(r);
 }
@@ -146,13 +147,19 @@ MOE_DEVICE void dispatch_rows(const Context& c) {
     }
     arrive_and_raise(c, c.at<uint32_t>(p.layout.row_arr + group * kLine), participants,
                      [&](uint32_t r) {
-                       const uint64_t flag = p.layout.row_flag + (group * p.ranks + p.rank) * kLine;
-                       ptx::store_relaxed_system(c.peer<uint32_t>(r, flag), c.epoch);
+                       // The last group's flag stands for those that this call does not use, too:
+                       // no flag is ever older than the call before.
+                       const uint32_t end = group + 1 == p.row_groups ? kRowGroups : group + 1;
+                       for (uint32_t g = group; g < end; ++g) {
+                         const uint64_t flag = p.layout.row_flag + (g * p.ranks + p.rank) * kLine;
+                         ptx::store_relaxed_system(c.peer<uint32_t>(r, flag), c.epoch);
+                       }
                      });
   }
 }
 
 MOE_DEVICE void dispatch_role(const Context& c) {
+  if (dead(c)) return;
   dispatch_metadata(c);
   dispatch_rows(c);
 }

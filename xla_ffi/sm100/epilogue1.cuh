@@ -80,10 +80,9 @@ MOE_DEVICE void store_chunk(const Context& c, const Epilogue& e, uint32_t staged
 
 template <uint32_t N>
 MOE_DEVICE void epilogue1(const Context& c, const Epilogue& e, const Tasks<N>& tasks,
-                          uint32_t phase, bool new_expert) {
+                          uint32_t phase) {
   const Params& p = c.p;
   const Unit unit = tasks.unit;
-  if (new_expert) wait_rows(c, unit.expert);
   const uint32_t* entries = tasks.entries();
   for (uint32_t n = e.thread; n < round_up(unit.rows, kChunk); n += kGroupThreads) {
     const float routing = n < unit.rows ? routing_weight(c, entries[n]) : 0.0f;
@@ -92,7 +91,7 @@ MOE_DEVICE void epilogue1(const Context& c, const Epilogue& e, const Tasks<N>& t
   if (tasks.task.unit >= p.ring_units && e.lane == 0) {
     const uint32_t earlier = tasks.task.unit - p.ring_units;
     const uint32_t* read = c.unit_read(earlier);
-    wait_until(c, Wait::kRing, 255, earlier,
+    wait_until(c, Wait::kRing, kNobody, earlier,
                [&] { return ptx::load_acquire_gpu(read) == 2 * tasks.second_tiles(); });
   }
   e.sync();

@@ -1,6 +1,8 @@
 // The kernel: sets a CTA up, gives each warp its role, joins the roles, ends the call. One launch
 // is one call of the layer on one rank. Decides warps and registers; every role is in its own file
 // (README.md has the picture).
+#include <stddef.h>
+
 #include "build_lists.cuh"
 #include "combine.cuh"
 #include "dispatch.cuh"
@@ -12,8 +14,8 @@
 
 namespace megamoe::sm100 {
 
-// 128 x (56 + 96) + 256 x 176 = 64512 of 65536 registers.
-inline constexpr uint32_t kLoaderRegisters = 56, kDispatchRegisters = 96, kEpilogueRegisters = 176;
+// 128 x (56 + 112) + 256 x 168 = 64512 of 65536 registers.
+inline constexpr uint32_t kLoaderRegisters = 56, kDispatchRegisters = 112, kEpilogueRegisters = 168;
 
 MOE_DEVICE void set_up(const Context& c) {
   if (c.warp == 0) ptx::tmem_alloc(c.word(kTmemAddress), kTmemColumns);
@@ -27,8 +29,14 @@ MOE_DEVICE void set_up(const Context& c) {
       ptx::mbarrier_init(c.word(kTmemEmpty) + 8 * a, kTmemEmptyArrivals);
     }
     ptx::mbarrier_init(c.word(kScheduleReady), 1);
-    ptx::store_shared(c.word(kPoisoned), 0);
+    const uint32_t dead = rank_poisoned(c) ? 1 : 0;
+    ptx::store_shared(c.word(kDead), dead);
+    ptx::store_shared(c.word(kPoisoned), dead);
     ptx::fence_mbarrier_init();
+  }
+  if (c.warp == 2) {
+    static_assert(offsetof(Params, rows) == 0 && offsetof(Params, x) == 6 * sizeof(Map));
+    if (c.lane < 6) ptx::prefetch_map(&c.p.rows + c.lane);
   }
   ptx::tmem_fence_before();
   __syncthreads();
@@ -41,14 +49,14 @@ MOE_DEVICE void epilogue_role(const Context& c) {
   const Epilogue e(c, SharedMap<N>::kStaging, SharedMap<N>::kStagingBytes, SharedMap<N>::kRows,
                    SharedMap<N>::kRowsBytes);
   Tasks<N> tasks(c);
-  uint32_t ready_expert = ~0u;
+  uint32_t ready = 0;  // rows of the experts below are here
   for (uint32_t i = 0; tasks.next(); ++i) {
     if (i % 2 != e.group) continue;
     if (tasks.task.second) {
       epilogue2(c, e, tasks, i / 2 & 1);
     } else {
-      epilogue1(c, e, tasks, i / 2 & 1, tasks.unit.expert != ready_expert);
-      ready_expert = tasks.unit.expert;
+      if (tasks.unit.expert >= ready) ready = wait_rows(c, tasks.unit.expert);
+      epilogue1(c, e, tasks, i / 2 & 1);
     }
   }
 }

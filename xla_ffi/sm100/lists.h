@@ -34,5 +34,10 @@ MOE_BOTH uint32_t entry_slot(uint32_t entry) { return entry & 31; }
 MOE_BOTH uint32_t row_group(uint32_t x, uint32_t experts, uint32_t groups) {
   return groups <= 1 ? 0 : x / ceil_div(experts, groups);
 }
+// One past a group's last expert.
+MOE_BOTH uint32_t row_group_end(uint32_t group, uint32_t experts, uint32_t groups) {
+  const uint32_t end = (group + 1) * ceil_div(experts, groups);
+  return groups <= 1 || end > experts ? experts : end;
+}
 
 }  // namespace megamoe::sm100

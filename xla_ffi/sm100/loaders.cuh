@@ -36,15 +36,16 @@ MOE_DEVICE void load_weights_role(const Context& c) {
     const uint32_t rows =
         second ? round_up(c.padded_hidden(), kTileM) : 2 * c.padded_intermediate();
     const uint32_t row = tasks.unit.expert * rows + tasks.task.tile * kTileM + 128 * c.pair_rank;
+    // Weights that several token tiles read shall stay in the L2 cache meanwhile.
+    const uint64_t policy = tasks.unit.alone ? ptx::kEvictFirst : ptx::kEvictNormal;
     const uint32_t blocks = tasks.blocks();
     for (uint32_t k = 0; k < blocks; ++k, at.advance(p.stages)) {
       wait_empty(c, at);
       const uint32_t full = c.word(kFull) + 8 * at.stage;
       arrive_full(c, at.stage, 2 * (kWeightBytes + kScaleBytes));
-      ptx::load_box(at.base<N>(c) + SharedMap<N>::kWeights, map, k * kBlockK, row, full,
-                    ptx::kEvictNormal);
+      ptx::load_box(at.base<N>(c) + SharedMap<N>::kWeights, map, k * kBlockK, row, full, policy);
       ptx::load_box(at.base<N>(c) + SharedMap<N>::kScales, scales, 0, row / 128 * blocks + k, full,
-                    ptx::kEvictNormal);
+                    policy);
     }
   }
   // Every stage empty once more: no commit may still be on its way to a CTA that has ended.
@@ -65,7 +66,7 @@ MOE_DEVICE void load_tokens_role(const Context& c, uint32_t odd) {
   const Params& p = c.p;
   Tasks<N> tasks(c);
   StageCursor at;
-  uint32_t ready_expert = ~0u;
+  uint32_t ready = 0;  // rows of the experts below are here
   while (tasks.next()) {
     const Unit unit = tasks.unit;
     const bool second = tasks.task.second;
@@ -88,9 +89,12 @@ MOE_DEVICE void load_tokens_role(const Context& c, uint32_t odd) {
     }
     if (second) {
       wait_tiles(c, tasks.task.unit, tasks.first_tiles());
-    } else if (unit.expert != ready_expert) {
-      wait_rows(c, unit.expert);
-      ready_expert = unit.expert;
+    } else if (unit.expert >= ready) {
+      ready = wait_rows(c, unit.expert);
+    }
+    if (poisoned(c)) {  // the rows may be in the making: rows outside the map are zeros
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) row[i] = ~0u;
     }
     ptx::fence_async_global();  // generic stores of others, then this thread's gathers
     const void* map = second ? &p.ring : &p.rows;
@@ -113,32 +117,32 @@ MOE_DEVICE void load_scales_role(const Context& c) {
   const Params& p = c.p;
   Tasks<N> tasks(c);
   StageCursor at;
-  uint32_t ready_expert = ~0u;
+  uint32_t ready = 0;  // rows of the experts below are here
   while (tasks.next()) {
     const Unit unit = tasks.unit;
     const bool second = tasks.task.second;
     if (second) {
       wait_tiles(c, tasks.task.unit, tasks.first_tiles());
-    } else if (unit.expert != ready_expert) {
-      wait_rows(c, unit.expert);
-      ready_expert = unit.expert;
+    } else if (unit.expert >= ready) {
+      ready = wait_rows(c, unit.expert);
     }
     const uint64_t pitch = second ? p.layout.ring_pitch : p.layout.row_pitch;
     const uint8_t* scales = second ? c.at<uint8_t>(p.layout.ring) + scales_offset(p.intermediate)
                                    : c.at<uint8_t>(p.layout.rows) + scales_offset(p.hidden);
     const uint32_t* entries = tasks.entries();
+    const uint32_t rows = poisoned(c) ? 0 : unit.rows;
     uint32_t row[kRows];
 #pragma unroll
     for (uint32_t i = 0; i < kRows; ++i) {
       const uint32_t n = c.lane + 32 * i;
-      row[i] = n >= unit.rows ? 0 : second ? tasks.ring_row() + n : entry_row(entries[n]);
+      row[i] = n >= rows ? 0 : second ? tasks.ring_row() + n : entry_row(entries[n]);
     }
     const uint32_t blocks = tasks.blocks();
     for (uint32_t k = 0; k < blocks; k += 8) {
       ptx::Words8 words[kRows];
 #pragma unroll
       for (uint32_t i = 0; i < kRows; ++i) {
-        if (c.lane + 32 * i < unit.rows) {
+        if (c.lane + 32 * i < rows) {
           words[i] = ptx::load_global8(scales + row[i] * pitch + 4 * k);
         } else {
 #pragma unroll

@@ -69,7 +69,7 @@ struct Params {
   uint32_t stages;      // of the load pipeline: 2 .. 8, as many as `shared_bytes` allows
   uint32_t lag;         // units by which the second product follows the first: 1 or more
   uint32_t ring_units;  // ring_rows / N of the template; > lag, or no fewer than max_units
-  uint64_t timeout_ns;  // of every wait for another rank or CTA
+  uint64_t timeout_ns;  // of every wait for another rank; twice that for one of this rank
 
   // --- the workspace
   WorkspaceLayout layout;

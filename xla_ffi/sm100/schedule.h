@@ -21,6 +21,7 @@ struct Unit {
   uint32_t expert;  // local
   uint32_t begin;   // first row, in the expert's list
   uint32_t rows;    // 1 .. tile
+  bool alone;       // the expert's only unit: nobody else reads its weights
 };
 
 // Finds the unit of a number. Numbers must not decrease from call to call, so that all calls
@@ -36,7 +37,7 @@ class UnitCursor {
       units = units_of(n, tile);
     }
     const uint32_t size = rows_of_unit(n, tile), begin = (unit - first_) * size;
-    return {expert_, begin, n - begin < size ? n - begin : size};
+    return {expert_, begin, n - begin < size ? n - begin : size, units == 1};
   }
 
  private:
@@ -68,6 +69,56 @@ struct Stream {
     position -= body;
     return {true, units - behind + position / m2, position % m2};
   }
+};
+
+// Which positions of the stream a pair of CTAs takes, always in ascending order. Long streams are
+// dealt in turn. With few tasks a pair (8 at most) that would leave some with much more to read
+// than others, so there all of the first product comes first, dealt in turn, and the second
+// product's tiles, which are `blocks1 / blocks2` times shorter, go to the pair that has the fewest
+// blocks so far. Since tasks of a product are equally long that greedy choice has a closed form:
+// the pairs that got one first-product tile less take second-product tiles until they have caught
+// up, and then all take turns.
+class Schedule {
+ public:
+  MOE_BOTH Schedule(Stream stream, uint32_t pairs, uint32_t ring_units, uint32_t blocks1,
+                    uint32_t blocks2)
+      : stream_(stream), pairs_(pairs), in_turn_(stream.tasks()), behind_(pairs), catching_up_(0) {
+    if (stream.units > ring_units || in_turn_ > kFewTasks * pairs) return;
+    stream_.lag = stream.units;
+    in_turn_ = stream.units * stream.m1;
+    const uint32_t ahead = in_turn_ % pairs;
+    behind_ = pairs - ahead;
+    catching_up_ = ahead == 0 ? 0 : ceil_div(blocks1, blocks2) * behind_;
+  }
+
+  MOE_BOTH const Stream& stream() const { return stream_; }
+  MOE_BOTH uint32_t first(uint32_t pair) const {
+    return pair < in_turn_ ? pair : in_turn_ + first_second(pair);
+  }
+  // The pair's position after `position`; at the end no smaller than tasks().
+  MOE_BOTH uint32_t after(uint32_t position, uint32_t pair) const {
+    if (position < in_turn_)
+      return position + pairs_ < in_turn_ ? position + pairs_ : in_turn_ + first_second(pair);
+    uint32_t second = position - in_turn_;
+    if (second >= catching_up_) return position + pairs_;
+    second += behind_;
+    return in_turn_ + (second < catching_up_ ? second : catching_up_ + pair);
+  }
+
+ private:
+  static constexpr uint32_t kFewTasks = 8;  // for each pair
+
+  // The pair's first position among those after in_turn_.
+  MOE_BOTH uint32_t first_second(uint32_t pair) const {
+    const uint32_t ahead = pairs_ - behind_;
+    return catching_up_ != 0 && pair >= ahead ? pair - ahead : catching_up_ + pair;
+  }
+
+  Stream stream_;
+  uint32_t pairs_;
+  uint32_t in_turn_;      // positions below: dealt in turn
+  uint32_t behind_;       // pairs with one first-product tile less than the others
+  uint32_t catching_up_;  // how many positions they then have for themselves
 };
 
 }  // namespace megamoe::sm100

@@ -11,9 +11,10 @@ template <uint32_t N>
 MOE_DEVICE void schedule_role(const Context& c) {
   const uint64_t* tags = c.at<uint64_t>(c.p.layout.expert_tag);
   const uint32_t* bases = c.at<uint32_t>(c.p.layout.expert_base);
-  bool ok = true;
+  // Read after the pair's first barrier: if either CTA was dead at its start, so is the schedule.
+  bool ok = !rank_poisoned(c);
   for (uint32_t x = c.lane; x < c.p.local_experts && ok; x += 32) {
-    ok = wait_until(c, Wait::kLists, 255, x, [&] {
+    ok = wait_until(c, Wait::kLists, kNobody, x, [&] {
       return static_cast<uint32_t>(ptx::load_acquire_gpu(tags + x)) == c.epoch;
     });
   }

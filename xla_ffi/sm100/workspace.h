@@ -89,7 +89,7 @@ struct WorkspaceLayout {
   uint64_t list_alloc;  // u32 [2] lines, by parity of the epoch: entries given to lists
   // --- flags, written by peers (and self), one writer each
   uint64_t meta_flag;  // [R] lines: u64, meta_flag_word()
-  uint64_t row_flag;   // u32 [8][R] lines
+  uint64_t row_flag;   // u32 [8][R] lines; the last group of a call raises those behind it, too
   uint64_t done_flag;  // u32 [R] lines
   // --- schedule, self only
   uint64_t expert_tag;   // u64 [E_l]: {epoch | n << 32}
