@@ -1,18 +1,15 @@
 """Mistakes planted in the kernel's source, one synchronisation point each: (name, file, text, text
-instead). A mistake counts as caught when, within a few seeds, the simulator reports an error or a
-result differs from the oracle. `test_sm100_planted.py` runs them.
+instead), with delays where a mistake shows only when somebody is slow. A mistake counts as caught
+when, within a few seeds, the simulator reports an error or a result differs from the oracle.
+`test_sm100_planted.py` runs them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import pathlib
-import tempfile
 
-from harness import KERNEL
-
-from sm100sim import nvcc
+import changed
+from changed import Change
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +18,10 @@ class Mistake:
     file: str
     text: str
     instead: str
-    times: int = 1  # how often the text occurs; all are replaced
+    delays: tuple[Change, ...] = ()
+
+    def program(self) -> str:
+        return changed.program(Change(self.file, self.text, self.instead), *self.delays)
 
 
 PLANTED = [
@@ -94,6 +94,7 @@ PLANTED = [
         "build_lists.cuh",
         "  ptx::named_barrier(kBarEpilogues, kBuilders);\n  if (thread == 0) {\n    c.at<uint32_t>",
         "  if (thread == 0) {\n    c.at<uint32_t>",
+        delays=(changed.LATER_BUILDERS_WRITE_LATE,),
     ),
     Mistake(
         "the tag is no release", "ptx.cuh", "st.release.gpu.global.u64", "st.relaxed.gpu.global.u64"
@@ -160,7 +161,7 @@ PLANTED = [
         "end = max(end, row_group_end(",
     ),
     Mistake(
-        "the epilogue does not wait for the rows",
+        "the epilogues do not wait for the rows",
         "kernel.cu",
         "if (tasks.unit.expert >= ready) ready = wait_rows(c, tasks.unit.expert);",
         "(void)ready;",
@@ -300,8 +301,8 @@ PLANTED = [
     Mistake(
         "the product does not fence behind the epilogues",
         "product.cuh",
-        "(i / 2 & 1) ^ 1);\n    ptx::tmem_fence_after();",
-        "(i / 2 & 1) ^ 1);",
+        "      ptx::tmem_fence_after();  // behind",
+        "      // behind",
     ),
     # --- epilogues
     Mistake(
@@ -414,16 +415,11 @@ PLANTED = [
         "if (false)",
     ),
     Mistake(
-        "CTAs of a pair end on their own",
-        "kernel.cu",
-        "  __syncwarp();\n  ptx::cluster_barrier();\n",
-        "",
-    ),
-    Mistake(
         "the pair starts without waiting for each other",
         "kernel.cu",
         "  ptx::cluster_barrier();  // the other CTA's barriers are ready, too\n",
         "",
+        delays=(changed.SECOND_CTA_STARTS_LATE,),
     ),
     Mistake(
         "tensor memory is not freed",
@@ -432,19 +428,3 @@ PLANTED = [
         "  if (false) ptx::tmem_free",
     ),
 ]
-
-
-@functools.cache
-def program(mistake: Mistake) -> str:
-    """PTX of the kernel with the mistake in it."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = pathlib.Path(scratch)
-        for path in KERNEL.parent.iterdir():
-            if path.suffix in (".h", ".cuh", ".cu"):
-                text = path.read_text()
-                if path.name == mistake.file:
-                    found = text.count(mistake.text)
-                    assert found == mistake.times, f"{mistake.name}: text found {found} times"
-                    text = text.replace(mistake.text, mistake.instead)
-                (folder / path.name).write_text(text)
-        return nvcc.compile_ptx(folder / "kernel.cu")

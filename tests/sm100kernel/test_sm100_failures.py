@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import Ranks, split
-from test_sm100_layer import activation, assert_same_bits, bits
+from numerics import activation, assert_same_bits, bits
 
 from data import Case, exact_case
 

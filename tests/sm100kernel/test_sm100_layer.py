@@ -11,65 +11,22 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from cases import shares
 from harness import Ranks, split
+from numerics import (
+    POLICIES,
+    activation,
+    arrays_of,
+    assert_same_bits,
+    assert_within_bound,
+    bits,
+    run,
+)
 
 from data import Case, exact_case, random_case
 from oracle import Oracle
 
 pytestmark = pytest.mark.sm100
-
-POLICIES = ("random", "eager", "latest")
-BOUND = 2.0**-5  # per row; the contract's for sm100
-
-
-def activation(case: Case) -> dict[str, Any]:
-    return {name.removeprefix("swiglu_"): value for name, value in case.activation.items()}
-
-
-def shares(tokens: int, ranks: int) -> list[int]:
-    """Unequal: the last rank gets what is left, a rank of four nothing."""
-    counts = [tokens * (2 * r + 1) // (ranks * ranks) for r in range(ranks)]
-    if ranks == 4:
-        counts[1] = 0
-    counts[-1] += tokens - sum(counts)
-    return counts
-
-
-def run(case: Case, counts: list[int], calls: int = 1, **keywords: Any) -> np.ndarray:
-    call = {name: keywords.pop(name) for name in ("row_groups",) if name in keywords}
-    ranks = Ranks(
-        case.weights,
-        ranks=len(counts),
-        slots=case.topk_idx.shape[1],
-        max_tokens=keywords.pop("max_tokens", max(*counts, 1)),
-        rules="strict",
-        **keywords,
-    )
-    arrays = [split(a, counts) for a in (case.x, case.topk_idx, case.topk_weights)]
-    results = [np.concatenate(ranks(*arrays, **call, **activation(case))) for _ in range(calls)]
-    for launch in ranks.launches:
-        assert launch.reports == []
-    for other in results[1:]:
-        np.testing.assert_array_equal(bits(other), bits(results[0]))
-    return results[0]
-
-
-def bits(y: np.ndarray) -> np.ndarray:
-    return y.view(np.uint16)
-
-
-def assert_same_bits(y: np.ndarray, want: np.ndarray) -> None:
-    wrong = np.argwhere(bits(y) != bits(want))
-    assert len(wrong) == 0, f"{len(wrong)} of {y.size} differ, the first at {wrong[0]}"
-
-
-def assert_within_bound(y: np.ndarray, want: np.ndarray) -> None:
-    a, b = y.astype(np.float64), want.astype(np.float64)
-    assert np.array_equal(np.isnan(a).any(1), np.isnan(b).any(1))
-    rows = ~np.isnan(b).any(1)
-    size = np.linalg.norm(b[rows], axis=1)
-    assert (np.linalg.norm(a[rows] - b[rows], axis=1) <= BOUND * size).all()
-
 
 SMALL = dict(tokens=5, hidden=128, intermediate=128, experts=2, slots=2)
 
@@ -234,10 +191,6 @@ def test_calls_with_changing_routing_and_tokens_on_one_workspace() -> None:
         ]
         y = np.concatenate(ranks(*arrays, **activation(case)))
         assert_same_bits(y, Oracle(case.weights, **case.activation)(*arrays_of(case)))
-
-
-def arrays_of(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return case.x, case.topk_idx, case.topk_weights
 
 
 @pytest.mark.parametrize("ranks, tile", [(1, 128), (2, 192)])

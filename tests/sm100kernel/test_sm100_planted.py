@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import functools
 
+import changed
 import numpy as np
 import pytest
 from harness import Ranks, split
-from planted import PLANTED, Mistake, program
-from test_sm100_layer import activation, bits
+from numerics import activation, bits
+from planted import PLANTED, Mistake
 
 from data import Case, exact_case
 from sm100sim import SimulationError, UndefinedOutput
@@ -34,25 +35,35 @@ DEFAULT = {
 }
 
 
+DELAYS = (
+    changed.SECOND_CTA_STARTS_LATE,
+    changed.LATER_BUILDERS_WRITE_LATE,
+)
+
+
 @functools.cache
-def case(rows: int) -> Case:
-    return exact_case(21, tokens=rows, hidden=256, intermediate=256, experts=16, slots=2, bias=True)
+def case(rows: int, experts: int) -> Case:
+    return exact_case(
+        21, tokens=rows, hidden=384, intermediate=256, experts=experts, slots=2, bias=True
+    )
 
 
 # Different corners: a ring and a pipeline as small as they may be; two ranks, several calls, row
-# groups; the call's number at its wrap; ids enough for several warps of list builders.
+# groups; the call's number at its wrap; ids enough for several warps of list builders; so few
+# tokens that tasks are dealt by bytes and most CTAs have nothing to combine.
 SCENARIOS = (
     dict(counts=[40], calls=1, stages=2, lag=1, ring_units=2, row_groups=1),
     dict(counts=[23, 17], calls=3, stages=2, lag=1, ring_units=2, row_groups=4),
     dict(counts=[7, 33], calls=2, stages=4, lag=3, ring_units=8, row_groups=1, wrap=True),
-    dict(counts=[140], calls=1, stages=2, lag=1, ring_units=2, row_groups=1),
+    dict(counts=[20, 140], experts=8, calls=1, stages=2, lag=1, ring_units=2, row_groups=1),
+    dict(counts=[1], experts=1, calls=2, stages=8, lag=3, ring_units=8, row_groups=1),
 )
 
 
 def attempt(text: str | None, scenario: dict, seed: int, policy: str) -> None:
     """Raises if anything is wrong. Routing changes from call to call."""
     counts = scenario["counts"]
-    c = case(sum(counts))
+    c = case(sum(counts), scenario.get("experts", 16))
     ranks = Ranks(
         c.weights, ranks=len(counts), slots=2, max_tokens=max(counts), sms=4, program=text,
         seed=seed, policy=policy, rules="strict", races=True, timeout=20_000_000,
@@ -69,8 +80,8 @@ def attempt(text: str | None, scenario: dict, seed: int, policy: str) -> None:
 
 def caught(mistake: Mistake) -> str | None:
     """How, or None."""
-    text = program(mistake)
-    for seed in range(3):
+    text = mistake.program()
+    for seed in range(6):
         for scenario in SCENARIOS:
             for policy in ("random", "latest"):
                 try:
@@ -84,6 +95,7 @@ def test_without_a_mistake_nothing_is_reported() -> None:
     for seed, scenario in enumerate(SCENARIOS):
         for policy in ("random", "latest"):
             attempt(None, scenario, seed, policy)
+        attempt(changed.program(*DELAYS), scenario, seed, "random")
 
 
 def test_the_dozen_are_among_the_planted() -> None:

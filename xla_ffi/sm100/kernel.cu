@@ -52,10 +52,11 @@ MOE_DEVICE void epilogue_role(const Context& c) {
   uint32_t ready = 0;  // rows of the experts below are here
   for (uint32_t i = 0; tasks.next(); ++i) {
     if (i % 2 != e.group) continue;
+    // Both read routing weights from the rows; a group's first task may be of the second product.
+    if (tasks.unit.expert >= ready) ready = wait_rows(c, tasks.unit.expert);
     if (tasks.task.second) {
       epilogue2(c, e, tasks, i / 2 & 1);
     } else {
-      if (tasks.unit.expert >= ready) ready = wait_rows(c, tasks.unit.expert);
       epilogue1(c, e, tasks, i / 2 & 1);
     }
   }

@@ -32,11 +32,10 @@ MOE_DEVICE void product_role(const Context& c) {
     const uint32_t accumulator = i % 2, column = N * accumulator;
     const uint32_t columns = round_up(tasks.unit.rows, 16);
     ptx::mbarrier_wait(c.word(kTmemEmpty) + 8 * accumulator, (i / 2 & 1) ^ 1);
-    ptx::tmem_fence_after();
     const uint32_t blocks = tasks.blocks();
     for (uint32_t k = 0; k < blocks; ++k, at.advance(c.p.stages)) {
       ptx::mbarrier_wait(c.word(kFull) + 8 * at.stage, at.phase);
-      ptx::tmem_fence_after();
+      ptx::tmem_fence_after();  // behind the scale words, and behind the accumulator's readers
       const uint32_t base = at.base<N>(c);
       const uint32_t sfa = Shared::kFirstScaleColumn + at.stage * Shared::kScaleColumns;
       const uint32_t sfb = sfa + 4;
