@@ -6,7 +6,6 @@ differentiation is refused in words. Global arrays and meshes are `expert_parall
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -149,10 +148,17 @@ def local_layer(
 
     def forward(x: Array, topk_idx: Array, topk_weights: Array, weights: Weights) -> Array:
         if chosen is not None:
+            x = platforms.require_platform(x, chosen)
             return _run(chosen, axis_name, swiglu, x, topk_idx, topk_weights, weights)
-        cpu, sm100, xla = (
-            functools.partial(_run, name, axis_name, swiglu) for name in ("cpu", "sm100", "xla")
-        )
+
+        def branch(name: str) -> Callable[..., Array]:
+            def run(x: Array, *operands: Any) -> Array:
+                x = platforms.require_platform(x, name, by_platform=True)
+                return _run(name, axis_name, swiglu, x, *operands)
+
+            return run
+
+        cpu, sm100, xla = map(branch, ("cpu", "sm100", "xla"))
         return jax.lax.platform_dependent(
             x, topk_idx, topk_weights, weights, cpu=cpu, cuda=sm100, default=xla
         )
@@ -180,7 +186,6 @@ def _run(
     topk_weights: Array,
     weights: Weights,
 ) -> Array:
-    x = platforms.require_platform(x, implementation)
     if isinstance(weights, ExpertWeights):
         weights = prepare_in_trace(weights, implementation)
     operands = (x, topk_idx, topk_weights, weights, swiglu)

@@ -23,13 +23,19 @@ _PLATFORMS = {"cpu": ("cpu",), "sm100": ("cuda",)}
 _require_platform_p = Primitive("jax_megamoe_require_platform")
 
 
-def require_platform(x: Array, implementation: str) -> Array:
+def require_platform(x: Array, implementation: str, *, by_platform: bool = False) -> Array:
     """x itself; NotImplementedError if the program is lowered where it cannot run, ValueError if
     the environment forces an instruction set that is not there.
+
+    Args:
+      by_platform: inside a branch of `jax.lax.platform_dependent`. A program for several platforms
+        has all branches, lowered for all of them, so there the platform says nothing.
     """
     if implementation not in _PLATFORMS:
         return x
-    result: Array = _require_platform_p.bind(x, implementation=implementation)
+    result: Array = _require_platform_p.bind(
+        x, implementation=implementation, by_platform=by_platform
+    )
     return result
 
 
@@ -54,10 +60,10 @@ def context_devices(mesh: Any, *arrays: Any) -> Iterable[Any]:
     return []
 
 
-def _lower_require_platform(ctx: Any, x: Any, *, implementation: str) -> Any:
+def _lower_require_platform(ctx: Any, x: Any, *, implementation: str, by_platform: bool) -> Any:
     accepted = _PLATFORMS[implementation]
     refused = [p for p in (ctx.platforms or ctx.module_context.platforms) if p not in accepted]
-    if refused:
+    if refused and not by_platform:
         raise NotImplementedError(
             f'implementation="{implementation}" runs on platform {accepted[0]!r} only, but the '
             f"program is lowered for {refused[0]!r}. Use plain ExpertWeights with "
@@ -69,6 +75,6 @@ def _lower_require_platform(ctx: Any, x: Any, *, implementation: str) -> Any:
     return [x]
 
 
-_require_platform_p.def_impl(lambda x, *, implementation: x)
-_require_platform_p.def_abstract_eval(lambda x, *, implementation: x)
+_require_platform_p.def_impl(lambda x, **_: x)
+_require_platform_p.def_abstract_eval(lambda x, **_: x)
 mlir.register_lowering(_require_platform_p, _lower_require_platform)

@@ -122,6 +122,7 @@ def test_the_metadata_is_complete(metadata: Message) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
     assert set(metadata.get_all("Provides-Extra", [])) == {
+        "benchmark",
         "cuda12",
         "cuda13",
         "test",
