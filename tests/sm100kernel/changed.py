@@ -21,9 +21,10 @@ class Change:
     instead: str
 
 
-def delay(file: str, before: str, condition: str, ns: int = 500_000) -> Change:
-    """Threads for which `condition` holds sleep in front of the text."""
-    return Change(file, before, f"  if ({condition}) __nanosleep({ns});\n{before}")
+def delay(file: str, before: str, condition: str = "true", ns: int = 500_000) -> Change:
+    """Threads for which `condition` holds spin for some simulated time in front of the text."""
+    spin = f"const uint64_t t = ptx::global_timer(); while (ptx::global_timer() - t < {ns}) {{}}"
+    return Change(file, before, f"  if ({condition}) {{ {spin} }}\n{before}")
 
 
 SECOND_CTA_STARTS_LATE = delay(

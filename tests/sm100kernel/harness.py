@@ -59,7 +59,7 @@ class Ranks:
         ring_units: int | None = None,
         timeout: int = SECOND,
         first_epoch: int = 0,
-        program: str | None = None,
+        program: str | list[str] | None = None,
         **options: Any,
     ) -> None:
         experts, intermediate2, half = weights["gate_up_proj"].shape
@@ -75,7 +75,8 @@ class Ranks:
         self.ring_units = ring_units or self.layout["ring_rows"] // tile
         assert self.ring_units > self.lag or self.ring_units >= self.layout["max_units"]
         self.sim = Sim(ranks, sms=sms, **options)
-        self.modules = [self.sim.load(program or ptx(), device=r) for r in range(ranks)]
+        programs = program if isinstance(program, list) else [program or ptx()] * ranks
+        self.modules = [self.sim.load(text, device=r) for r, text in enumerate(programs)]
         self.workspaces = []
         for r in range(ranks):
             space = self.sim.empty(self.layout["bytes"], device=r, label=f"workspace {r}")
@@ -134,11 +135,12 @@ class Ranks:
             for name in ("gate_up_proj_bias", "down_proj_bias")
         ])  # fmt: skip
 
-    def start(
+    def prepare(
         self, r: int, x: np.ndarray, idx: np.ndarray, routing: np.ndarray, *,
         limit: float | None = None, alpha: float = 1.0, beta: float = 0.0, row_groups: int = 1,
-        call_site: int = 0, **options: Any,
-    ) -> tuple[Any, Any]:  # fmt: skip
+        call_site: int = 0,
+    ) -> tuple[bytes, list[Any], Any]:  # fmt: skip
+        """The parameter block of a call on rank r, its inputs and its result in device memory."""
         tokens = len(x)
         # XLA's buffers are aligned and never empty; here one more byte stands for "never empty".
         arrays = [
@@ -162,12 +164,17 @@ class Ranks:
             call.workspace[peer] = self.workspaces[peer].address
         for number, data in enumerate(self.maps[r]):
             ctypes.memmove(call.maps[number], data, 128)
-        launch = self.modules[r].start(
-            f"megamoe_n{self.tile}", 2 * self.clusters, 512, [native_host.params(call)],
+        return native_host.params(call), arrays, y
+
+    def launch(self, r: int, block: bytes) -> Any:
+        return self.modules[r].start(
+            f"megamoe_n{self.tile}", 2 * self.clusters, 512, [block],
             cluster=2, shared=native_host.shared_size(self.tile, self.stages),
-            **options,
         )  # fmt: skip
-        return launch, y
+
+    def start(self, r: int, *inputs: np.ndarray, **keywords: Any) -> tuple[Any, Any]:
+        block, _, y = self.prepare(r, *inputs, **keywords)
+        return self.launch(r, block), y
 
     def __call__(
         self, x: list[np.ndarray], idx: list[np.ndarray], routing: list[np.ndarray], **keywords: Any

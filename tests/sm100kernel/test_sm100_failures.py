@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import changed
 import numpy as np
 import pytest
-from harness import Ranks, split
+from harness import Ranks, ptx, split
 from numerics import activation, assert_same_bits, bits
 
 from data import Case, exact_case
@@ -119,6 +120,49 @@ def test_a_peer_that_comes_within_the_limit_changes_nothing() -> None:
     y = ranks(*arrays_of(case), **activation(case))
     assert_same_bits(np.concatenate(y), case.oracle())
     assert failure(ranks, 0) == failure(ranks, 1) == {}
+
+
+LATE = {  # where rank 1 is slow
+    "at its start": ("kernel.cu", "  set_up(c);\n"),
+    "with its expert ids": ("dispatch.cuh", "  dispatch_metadata(c);\n"),
+    "with its rows": ("dispatch.cuh", "  dispatch_rows(c);\n"),
+    "with a row group": ("dispatch.cuh", "    arrive_and_raise(c, c.at<uint32_t>(p.layout.row_arr"),
+    "with its lists": ("build_lists.cuh", "  uint32_t turn = 0;\n"),
+    "at its end": ("kernel.cu", "  if (c.warp >= kFirstCombineWarp)"),
+}
+
+
+def slow(where: str, ns: int) -> list[str]:
+    condition = "group == 1" if where == "with a row group" else "true"
+    return [ptx(), changed.program(changed.delay(*LATE[where], condition, ns))]
+
+
+@pytest.mark.parametrize("where", LATE)
+def test_a_slow_peer_costs_time_and_nothing_else(where: str) -> None:
+    case = exact_case(33, tokens=12, hidden=128, intermediate=128, experts=8, slots=2, bias=True)
+    for seed, policy in enumerate(("random", "latest")):
+        ranks = Ranks(
+            case.weights, ranks=2, slots=2, max_tokens=8, rules="strict", races=True,
+            program=slow(where, 500_000),
+            policy=policy, seed=seed, lag=1, ring_units=2,
+        )  # fmt: skip
+        for _ in range(2):
+            y = ranks(*arrays_of(case), row_groups=2, **activation(case))
+            assert_same_bits(np.concatenate(y), case.oracle())
+
+
+@pytest.mark.parametrize("where", LATE)
+def test_a_peer_slower_than_the_limit_is_reported_and_no_number_is_wrong(where: str) -> None:
+    case = exact_case(33, tokens=12, hidden=128, intermediate=128, experts=8, slots=2, bias=True)
+    want = split(case.oracle(), [5, 7])
+    ranks = Ranks(
+        case.weights, ranks=2, slots=2, max_tokens=8, rules="strict", timeout=100_000,
+        program=slow(where, 100_000_000),
+    )  # fmt: skip
+    for r, y in enumerate(ranks(*arrays_of(case), row_groups=2, **activation(case))):
+        rows = np.isnan(y.astype(np.float32)).any(1)
+        assert_same_bits(y[~rows], want[r][~rows])
+    assert failure(ranks, 0)
 
 
 def test_a_peer_that_enqueued_another_call_is_reported_and_never_combined() -> None:
